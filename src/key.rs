@@ -1,0 +1,273 @@
+//! The bytes that name a counter.
+//!
+//! A [`Key`] says whose units are counted. It is short, needs no heap, and no two subjects share one: parts are
+//! escaped, so that a client cannot write a separator, and what does not fit is replaced by its SHA-256.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+/// Names the subject of a limit: a client, a tenant, a route, or several of these together.
+///
+/// Made of text, `"user:42".into()`, or by a key extractor from a request. Keys are compared as bytes.
+///
+/// ```
+/// use tollgate::Key;
+///
+/// assert_eq!(Key::from("user:42").as_str(), "user:42");
+/// assert_eq!(Key::from_parts(["user:42", "a|b"]).as_str(), "user:42|a%7Cb");
+/// assert_eq!(Key::from("x".repeat(1_000).as_str()).as_str().len(), 33); // a hash
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    len: u8,
+    bytes: [u8; Self::CAPACITY],
+}
+
+impl Key {
+    /// The most bytes that a key has; what is longer when escaped becomes a hash.
+    pub const CAPACITY: usize = 64;
+
+    /// Makes a key of several parts, which are kept apart whatever they contain.
+    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
+        let mut writer = KeyWriter::new(&Secrets::UNKEYED);
+        for part in parts {
+            writer.text(part);
+        }
+        writer.finish()
+    }
+
+    /// Returns the key as text; it has printable ASCII only.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(self.as_bytes()).expect("a key is written as ASCII")
+    }
+
+    /// Returns the key's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// Returns a number below `buckets` that depends on the key alone: FNV-1a, 64 bits, modulo `buckets`.
+    ///
+    /// It is part of stored keys, so it never changes.
+    #[cfg(feature = "redis")]
+    pub(crate) fn bucket(&self, buckets: u16) -> u16 {
+        const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+        const PRIME: u64 = 0x0100_0000_01b3;
+        let hash = self.as_bytes().iter().fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME));
+        u16::try_from(hash % u64::from(buckets)).expect("a remainder is below its divisor")
+    }
+}
+
+impl<P: AsRef<[u8]>> From<P> for Key {
+    fn from(part: P) -> Self {
+        Self::from_parts([part])
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.as_str())
+    }
+}
+
+/// Writes a [`Key`] part by part.
+#[derive(Debug)]
+pub struct KeyWriter<'a> {
+    secrets: &'a Secrets,
+    parts: usize,
+    len: usize,
+    bytes: [u8; Key::CAPACITY],
+    /// Takes over from `bytes` when these are full.
+    long: Option<Sha256>,
+}
+
+impl<'a> KeyWriter<'a> {
+    pub(crate) fn new(secrets: &'a Secrets) -> Self {
+        Self { secrets, parts: 0, len: 0, bytes: [0; Key::CAPACITY], long: None }
+    }
+
+    /// Adds a part that may be read by operators and in the store.
+    pub fn text(&mut self, part: impl AsRef<[u8]>) {
+        self.separate();
+        for byte in part.as_ref() {
+            self.escape(*byte);
+        }
+    }
+
+    /// Adds what `part` displays as, without a detour through a `String`.
+    pub fn display(&mut self, part: impl fmt::Display) {
+        self.separate();
+        // A `Display` that fails has at least shown what it could; the key is that.
+        let _ = fmt::write(&mut Escape(self), format_args!("{part}"));
+    }
+
+    /// Adds a part that nobody is to read: only its hash is kept.
+    ///
+    /// The hash is keyed by the limiter's [`key_secret`](crate::Limiter::key_secret) if there is one. Without
+    /// it, somebody who reads the store can try out guesses.
+    pub fn secret(&mut self, part: impl AsRef<[u8]>) {
+        self.separate();
+        self.hash(&self.secrets.hash(part.as_ref()));
+    }
+
+    /// Adds a part that stands for a value that is not there, and that no value can imitate.
+    pub fn absent(&mut self) {
+        self.separate();
+        self.push(MARK);
+    }
+
+    pub(crate) fn finish(self) -> Key {
+        let Some(long) = self.long else {
+            let len = u8::try_from(self.len).expect("the capacity fits a byte");
+            return Key { len, bytes: self.bytes };
+        };
+        let mut short = KeyWriter::new(self.secrets);
+        short.hash(&long.finalize());
+        short.finish()
+    }
+
+    fn separate(&mut self) {
+        if self.parts > 0 {
+            self.push(SEPARATOR);
+        }
+        self.parts += 1;
+    }
+
+    fn hash(&mut self, hash: &[u8]) {
+        self.push(MARK);
+        for byte in &hash[..HASH_BYTES] {
+            self.push(LOWER_HEX[usize::from(byte >> 4)]);
+            self.push(LOWER_HEX[usize::from(byte & 15)]);
+        }
+    }
+
+    fn escape(&mut self, byte: u8) {
+        match byte {
+            ESCAPE | SEPARATOR | MARK | b'{' | b'}' | ..=b' ' | 0x7f.. => {
+                self.push(ESCAPE);
+                self.push(UPPER_HEX[usize::from(byte >> 4)]);
+                self.push(UPPER_HEX[usize::from(byte & 15)]);
+            }
+            byte => self.push(byte),
+        }
+    }
+
+    fn push(&mut self, byte: u8) {
+        match (&mut self.long, self.bytes.get_mut(self.len)) {
+            (Some(long), _) => long.update([byte]),
+            (None, Some(free)) => {
+                *free = byte;
+                self.len += 1;
+            }
+            (None, None) => self.long = Some(Sha256::new().chain_update(self.bytes).chain_update([byte])),
+        }
+    }
+}
+
+struct Escape<'w, 'a>(&'w mut KeyWriter<'a>);
+
+impl fmt::Write for Escape<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.bytes().for_each(|byte| self.0.escape(byte));
+        Ok(())
+    }
+}
+
+/// How secret parts of keys are hashed.
+#[derive(Clone)]
+pub(crate) struct Secrets(Option<Hmac<Sha256>>);
+
+impl Secrets {
+    pub(crate) const UNKEYED: Self = Self(None);
+
+    pub(crate) fn keyed(key: &[u8]) -> Self {
+        Self(Some(Hmac::new_from_slice(key).expect("HMAC takes keys of any length")))
+    }
+
+    pub(crate) fn is_keyed(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn hash(&self, secret: &[u8]) -> [u8; 32] {
+        match &self.0 {
+            Some(keyed) => keyed.clone().chain_update(secret).finalize().into_bytes().into(),
+            None => Sha256::digest(secret).into(),
+        }
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_keyed() { "Secrets(keyed)" } else { "Secrets(unkeyed)" })
+    }
+}
+
+const SEPARATOR: u8 = b'|';
+const ESCAPE: u8 = b'%';
+/// Begins what no text can contain: a hash, or the sign that a value is absent.
+const MARK: u8 = b'~';
+/// 128 bits of SHA-256: two subjects share a key once in 2⁶⁴ of them.
+const HASH_BYTES: usize = 16;
+const LOWER_HEX: &[u8; 16] = b"0123456789abcdef";
+const UPPER_HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_never_share_a_key() {
+        let long = "x".repeat(65);
+        let hashed = Key::from(long.as_str());
+        let keys = [
+            Key::from_parts(["a", "b"]),
+            Key::from("a|b"),
+            Key::from("a%7Cb"),
+            Key::from_parts(["ab"]),
+            Key::from_parts(["", "ab"]),
+            Key::from_parts(["ab", ""]),
+            Key::from(""),
+            Key::from("~"),
+            hashed,
+            Key::from(hashed.as_str()),
+            Key::from("{0}"),
+            Key::from("ä"),
+            Key::from([0xc3, 0xa4, 0]),
+            Key::from("x".repeat(64)),
+            Key::from("x".repeat(66)),
+            Key::from_parts(["x".repeat(60), "x".repeat(60)]),
+            Key::from_parts(["x".repeat(61), "x".repeat(59)]),
+        ];
+        for (i, a) in keys.iter().enumerate() {
+            assert!(a.as_str().bytes().all(|b| b.is_ascii_graphic()), "{a:?}");
+            assert!(!a.as_str().contains(['{', '}']), "{a:?}");
+            for b in &keys[..i] {
+                assert_ne!(a, b);
+            }
+        }
+    }
+
+    #[test]
+    fn a_secret_is_kept_as_its_hash_only() {
+        let write = |secrets: &Secrets| {
+            let mut writer = KeyWriter::new(secrets);
+            writer.secret("hunter2");
+            writer.finish()
+        };
+        let (plain, keyed) = (write(&Secrets::UNKEYED), write(&Secrets::keyed(b"pepper")));
+        // SHA-256 and HMAC-SHA-256, as any other tool computes them.
+        assert_eq!(plain.as_str(), "~f52fbd32b2b3b86ff88ef6c490628285");
+        assert_eq!(keyed.as_str(), "~e075c939d4acb1f39c7839b235d928a7");
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn the_bucket_of_a_key_never_changes() {
+        // FNV-1a, 64 bits: offset basis for "", 0xaf63dc4c8601ec8c for "a".
+        assert_eq!(Key::from("").bucket(256), 0x25);
+        assert_eq!(Key::from("a").bucket(256), 0x8c);
+        assert_eq!(Key::from("a").bucket(1), 0);
+    }
+}

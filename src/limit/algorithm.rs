@@ -1,0 +1,126 @@
+use super::{
+    Micros, Policy, Receipt,
+    decision::Proof,
+    fixed_window::FixedWindow,
+    sliding_window::SlidingWindow,
+    token_bucket::TokenBucket,
+};
+
+/// How a policy counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// A window opens with its first unit and lasts `window`; at most `limit` units pass in it.
+    ///
+    /// Cheapest and plainest. A client that straddles a window's end gets up to twice the limit within one
+    /// window's time.
+    FixedWindow,
+    /// Every interval of length `window` holds at most `limit` units, exactly.
+    ///
+    /// Remembers each charge: memory grows with the limit.
+    SlidingWindow,
+    /// A bucket of `burst` units that refills evenly at `limit` per `window`.
+    ///
+    /// Any interval `t` admits at most `burst + limit · t / window` units. One number a key, smooth for clients.
+    TokenBucket,
+}
+
+impl Algorithm {
+    /// Returns the name that configuration and documentation use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FixedWindow => "fixed-window",
+            Self::SlidingWindow => "sliding-window",
+            Self::TokenBucket => "token-bucket",
+        }
+    }
+}
+
+/// What is remembered of one key under one policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    FixedWindow(FixedWindow),
+    SlidingWindow(Box<SlidingWindow>),
+    TokenBucket(TokenBucket),
+}
+
+/// Where a key stands: what a decision tells about one policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Units that would pass now.
+    pub(crate) remaining: u32,
+    /// Microseconds until one more would.
+    pub(crate) next: Micros,
+    /// Microseconds until nothing is used any more.
+    pub(crate) full: Micros,
+    /// Microseconds until the cost that was asked about would pass: zero if it would now, or [`NEVER`].
+    pub(crate) wait: Micros,
+}
+
+impl Standing {
+    /// A wait that no waiting ends: the cost is above the capacity.
+    pub(crate) const NEVER: Micros = Micros::MAX;
+}
+
+impl State {
+    /// Returns what a key is that was never seen.
+    pub(crate) fn fresh(policy: &Policy) -> Self {
+        match policy.algorithm() {
+            Algorithm::FixedWindow => Self::FixedWindow(FixedWindow::default()),
+            Algorithm::SlidingWindow => Self::SlidingWindow(Box::default()),
+            Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::default()),
+        }
+    }
+
+    /// Heals what a clock or quota since changed has left behind, and drops what is over.
+    ///
+    /// Returns true if something was healed, so that the state ends at another time than before.
+    pub(crate) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+        match self {
+            Self::FixedWindow(state) => state.tidy(policy, now),
+            Self::SlidingWindow(state) => state.tidy(policy, now),
+            Self::TokenBucket(state) => state.tidy(policy, now),
+        }
+    }
+
+    pub(crate) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+        match self {
+            Self::FixedWindow(state) => state.standing(policy, now, cost),
+            Self::SlidingWindow(state) => state.standing(policy, now, cost),
+            Self::TokenBucket(state) => state.standing(policy, now, cost),
+        }
+    }
+
+    pub(crate) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
+        match self {
+            Self::FixedWindow(state) => state.charge(policy, now, cost),
+            Self::SlidingWindow(state) => state.charge(now, cost),
+            Self::TokenBucket(state) => state.charge(policy, now, cost),
+        }
+    }
+
+    /// Changes what was charged under `receipt` to `cost`; does nothing if the receipt has expired.
+    ///
+    /// Returns the state's end where a raised cost can have put it off.
+    pub(crate) fn settle(&mut self, policy: &Policy, now: Micros, receipt: Receipt, charged: u32, cost: u32) -> Option<Micros> {
+        match (self, receipt.proof()) {
+            (Self::FixedWindow(state), Proof::Window { ends_ms }) => state.settle(policy, now, ends_ms, charged, cost),
+            (Self::SlidingWindow(state), Proof::Entry { at, tie }) => state.settle(policy, now, (at, tie), cost),
+            (Self::TokenBucket(state), Proof::Arrival { ticks }) => {
+                state.settle(policy, now, ticks, charged, cost);
+                return Some(state.ends());
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Returns when this state means no more than a fresh one.
+    pub(crate) fn ends(&self, policy: &Policy) -> Micros {
+        match self {
+            Self::FixedWindow(state) => state.ends(),
+            Self::SlidingWindow(state) => state.ends(policy),
+            Self::TokenBucket(state) => state.ends(),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{Algorithm, Micros, Policy, Standing, policy::Name, store::Receipt};
+
+/// What was decided, and where each policy stands.
+///
+/// A decision knows the policies but not whose request it was. Refusing is a decision too: nothing was charged
+/// then, and policies that would have let the request pass report what remains without it.
+///
+/// ```
+/// # async fn doc() {
+/// use std::time::Duration;
+/// use tollgate::{Limiter, Memory, Policy, Quota};
+///
+/// const LOGIN: Policy = Policy::fixed_window("login", Quota::per_minute(2));
+/// let limiter = Limiter::new(Memory::new());
+///
+/// let decision = limiter.check(&LOGIN, "user:42").await;
+/// assert!(decision.is_allowed());
+/// assert_eq!(decision.outcomes()[0].remaining(), 1);
+///
+/// let _ = limiter.check(&LOGIN, "user:42").await;
+/// let refused = limiter.check(&LOGIN, "user:42").await;
+/// assert!(!refused.is_allowed());
+/// assert!(refused.retry_after().is_some_and(|wait| wait <= Duration::from_secs(60)));
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Decision {
+    outcomes: Outcomes,
+    allowed: bool,
+    degraded: bool,
+}
+
+/// Inline up to four, so that the memory path allocates nothing.
+pub(crate) type Outcomes = SmallVec<[Outcome; 4]>;
+
+impl Decision {
+    /// Decides by what each policy says: all or nothing.
+    pub(crate) fn by(outcomes: Outcomes) -> Self {
+        let allowed = outcomes.iter().all(Outcome::is_allowed);
+        Self { outcomes, allowed, degraded: false }
+    }
+
+    /// Decides without a store: nothing is known of any policy.
+    pub(crate) fn without_store(allowed: bool) -> Self {
+        Self { outcomes: Outcomes::new(), allowed, degraded: true }
+    }
+
+    /// Makes a decision of what a store of your own found, in the order of its demands.
+    pub fn new(outcomes: impl IntoIterator<Item = Outcome>) -> Self {
+        Self::by(outcomes.into_iter().collect())
+    }
+
+    /// Returns true if the request may pass.
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Returns true if the store could not answer and the policies' [`OnError`](super::OnError) decided.
+    ///
+    /// There are no outcomes then, and nothing was charged as far as can be known.
+    pub fn is_degraded(&self) -> bool {
+        self.degraded
+    }
+
+    /// Returns true if the request was refused because the store could not answer: a fault of the service and
+    /// not of its caller, to be told as HTTP 503 or gRPC status 14.
+    pub fn is_unavailable(&self) -> bool {
+        self.degraded && !self.allowed
+    }
+
+    /// Returns true if waiting cannot help: the cost is above what a policy can ever grant at once.
+    pub fn is_never(&self) -> bool {
+        self.outcomes.iter().any(Outcome::is_never)
+    }
+
+    /// Returns what each policy said, in the order of the demands.
+    pub fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+
+    /// Returns the outcome that matters most: the one that refuses longest, else the one with least left.
+    ///
+    /// On a tie the longer window binds.
+    pub fn binding(&self) -> Option<&Outcome> {
+        if self.allowed {
+            self.outcomes.iter().min_by_key(|outcome| (outcome.remaining, u64::MAX - outcome.window_ms))
+        } else {
+            self.outcomes.iter().max_by_key(|outcome| (outcome.wait, outcome.window_ms))
+        }
+    }
+
+    /// Returns how long to wait until the same request would pass, if nobody else asks meanwhile.
+    ///
+    /// `None` if it passed, if waiting cannot help ([`is_never`](Self::is_never)), or if nothing is known.
+    pub fn retry_after(&self) -> Option<Duration> {
+        if self.allowed { None } else { self.binding()?.passes_in() }
+    }
+
+    /// Tells each of several demands the outcome at its place.
+    pub(crate) fn spread(&mut self, places: &[usize]) {
+        self.outcomes = places.iter().filter_map(|place| self.outcomes.get(*place).cloned()).collect();
+    }
+}
+
+/// Where one policy stands after a decision.
+///
+/// Worked: `10/s` in a fixed window with 6 used, cost 3. It passes: `remaining` is 1, and `passes_in` is the
+/// time to the window's end, since another 3 would not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    name: Name,
+    receipt: Receipt,
+    limit: u32,
+    remaining: u32,
+    cost: u32,
+    window_ms: u64,
+    next: Micros,
+    full: Micros,
+    wait: Micros,
+    algorithm: Algorithm,
+    allowed: bool,
+}
+
+impl Outcome {
+    pub(crate) fn allowed(policy: &Policy, standing: Standing, cost: u32, receipt: Receipt) -> Self {
+        Self::of(policy, standing, cost, receipt, true)
+    }
+
+    /// What a policy says before anything is charged: it allows what would pass now.
+    pub(crate) fn before(policy: &Policy, standing: Standing, cost: u32) -> Self {
+        Self::of(policy, standing, cost, Receipt::NONE, standing.wait == 0)
+    }
+
+    fn of(policy: &Policy, standing: Standing, cost: u32, receipt: Receipt, allowed: bool) -> Self {
+        let Standing { remaining, next, full, wait } = standing;
+        Self {
+            name: policy.shared_name().clone(),
+            receipt,
+            limit: policy.quota().limit_u32(),
+            remaining,
+            cost,
+            window_ms: policy.quota().window_ms(),
+            next,
+            full,
+            wait,
+            algorithm: policy.algorithm(),
+            allowed,
+        }
+    }
+
+    /// Lets the request pass; for a [`Store`](super::Store) of your own.
+    pub fn pass(policy: &Policy, remaining: u64) -> Self {
+        let standing = Standing { remaining: units(remaining), next: 0, full: 0, wait: 0 };
+        Self::of(policy, standing, 0, Receipt::NONE, true)
+    }
+
+    /// Refuses it; for a [`Store`](super::Store) of your own. `passes_in` is `None` if it never can pass.
+    pub fn refuse(policy: &Policy, remaining: u64, passes_in: Option<Duration>) -> Self {
+        let wait = passes_in.map_or(Standing::NEVER, |wait| micros(wait).max(1));
+        let standing = Standing { remaining: units(remaining), next: 0, full: 0, wait };
+        Self::of(policy, standing, 0, Receipt::NONE, false)
+    }
+
+    /// Sets the time until one more unit is left, and the time until nothing is used any more.
+    #[must_use]
+    pub fn with_times(mut self, next_unit_in: Duration, full_in: Duration) -> Self {
+        (self.next, self.full) = (micros(next_unit_in), micros(full_in));
+        self
+    }
+
+    /// Sets what a later settle is to recognise the charge by.
+    #[must_use]
+    pub fn with_receipt(mut self, receipt: Receipt) -> Self {
+        self.receipt = receipt;
+        self
+    }
+
+    /// Returns the policy's name.
+    pub fn policy(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Returns the policy's algorithm.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Returns true if this policy lets the request pass, whatever the others say.
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Returns true if no waiting helps: the cost is above the policy's capacity.
+    pub fn is_never(&self) -> bool {
+        !self.allowed && self.wait == Standing::NEVER
+    }
+
+    /// Returns the quota's limit.
+    pub fn limit(&self) -> u64 {
+        self.limit.into()
+    }
+
+    /// Returns the quota's window.
+    pub fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
+    }
+
+    /// Returns the units that are left after this call.
+    pub fn remaining(&self) -> u64 {
+        self.remaining.into()
+    }
+
+    /// Returns the time until one more unit is left than now; zero if nothing is used.
+    pub fn next_unit_in(&self) -> Duration {
+        Duration::from_micros(self.next)
+    }
+
+    /// Returns the time until nothing is used any more.
+    pub fn full_in(&self) -> Duration {
+        Duration::from_micros(self.full)
+    }
+
+    /// Returns the time until the same cost would pass: zero if it would at once, `None` if it never can.
+    pub fn passes_in(&self) -> Option<Duration> {
+        (self.wait != Standing::NEVER).then(|| Duration::from_micros(self.wait))
+    }
+
+    pub(crate) fn receipt(&self) -> Receipt {
+        self.receipt
+    }
+
+    pub(crate) fn cost(&self) -> u32 {
+        self.cost
+    }
+}
+
+fn units(units: u64) -> u32 {
+    u32::try_from(units).unwrap_or(u32::MAX)
+}
+
+fn micros(time: Duration) -> Micros {
+    Micros::try_from(time.as_micros()).unwrap_or(Standing::NEVER - 1)
+}
+
+/// What a charge is known by when it is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    None,
+    Window { ends_ms: u64 },
+    Entry { at: Micros, tie: u32 },
+    Arrival { ticks: u64 },
+    Foreign(u64),
+}

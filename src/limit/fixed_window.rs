@@ -1,0 +1,78 @@
+use super::{Micros, Policy, Receipt, Standing};
+
+/// The units charged in the window that is open, and the window's end.
+///
+/// A window lasts to the millisecond: it opens at the millisecond of its first charge, and at the millisecond of
+/// its end the next one may open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FixedWindow {
+    used: u32,
+    ends_ms: u64,
+}
+
+impl FixedWindow {
+    /// Takes what a store keeps: the units used and the milliseconds left, zero if no window is open.
+    #[cfg(feature = "redis")]
+    pub(crate) fn from_parts(used: u32, left_ms: u64, now: Micros) -> Self {
+        match left_ms {
+            0 => Self::default(),
+            left_ms => Self { used, ends_ms: now / 1_000 + left_ms },
+        }
+    }
+
+    /// Ends a window that the present quota and clock could not have opened yet, one whole window from now.
+    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+        let ends_ms = now / 1_000 + self.left_ms(policy, now);
+        let healed = ends_ms < self.ends_ms;
+        self.ends_ms = self.ends_ms.min(ends_ms);
+        healed
+    }
+
+    pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+        let limit = policy.quota().limit_u32();
+        let left = self.left_ms(policy, now) * 1_000;
+        let used = if left == 0 { 0 } else { self.used };
+        let left_if_used = if used == 0 { 0 } else { left };
+        let wait = match used.checked_add(cost) {
+            _ if cost == 0 => 0,
+            _ if cost > limit => Standing::NEVER,
+            Some(sum) if sum <= limit => 0,
+            _ => left,
+        };
+        Standing { remaining: limit.saturating_sub(used), next: left_if_used, full: left_if_used, wait }
+    }
+
+    pub(super) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
+        let (used, left_ms) = match self.left_ms(policy, now) {
+            0 => (0, length_ms(policy, now)),
+            left_ms => (self.used, left_ms),
+        };
+        *self = Self { used: used.saturating_add(cost), ends_ms: now / 1_000 + left_ms };
+        Receipt::window(self.ends_ms)
+    }
+
+    /// Corrects a charge whose window is still open; what goes beyond the limit is debt until it ends.
+    pub(super) fn settle(&mut self, policy: &Policy, now: Micros, ends_ms: u64, charged: u32, cost: u32) {
+        if self.left_ms(policy, now) != 0 && self.ends_ms == ends_ms {
+            self.used = self.used.saturating_sub(charged.saturating_sub(cost)).saturating_add(cost.saturating_sub(charged));
+        }
+    }
+
+    pub(super) fn ends(&self) -> Micros {
+        self.ends_ms * 1_000
+    }
+
+    /// Returns what is left of the open window, or zero.
+    ///
+    /// More than one whole window can't be left, unless the clock stepped back or the quota's window shrank:
+    /// then it ends one whole window from now, so that nobody is locked out for longer.
+    fn left_ms(&self, policy: &Policy, now: Micros) -> u64 {
+        self.ends_ms.saturating_sub(now / 1_000).min(length_ms(policy, now))
+    }
+}
+
+/// Returns how long a window lasts that opens now.
+fn length_ms(policy: &Policy, now: Micros) -> u64 {
+    let window_ms = policy.quota().window_ms();
+    if policy.is_aligned() { window_ms - now / 1_000 % window_ms } else { window_ms }
+}

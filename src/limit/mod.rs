@@ -1,0 +1,39 @@
+//! What is allowed: quotas, policies, algorithms and decisions.
+//!
+//! Everything here is arithmetic on integers. Nothing reads a clock, waits, locks or fails; the time is an
+//! argument, in microseconds since the Unix epoch on the clock of whoever keeps the state.
+//!
+//! | algorithm | what it promises | state of one key |
+//! |---|---|---|
+//! | [fixed window](Algorithm::FixedWindow) | at most `limit` units from the first one until `window` later; up to twice that across a window's edge | two integers |
+//! | [sliding window](Algorithm::SlidingWindow) | at most `limit` units in every interval of length `window`, exactly | one entry a charge |
+//! | [token bucket](Algorithm::TokenBucket) | at most `burst + limit · t / window` units in every interval `t` | one integer |
+
+mod algorithm;
+mod decision;
+mod fixed_window;
+mod policy;
+mod quota;
+mod sliding_window;
+mod store;
+mod token_bucket;
+
+pub use self::{
+    algorithm::Algorithm,
+    decision::{Decision, Outcome},
+    policy::{OnError, Policy},
+    quota::Quota,
+    store::{Adjustment, Answer, Charge, Demand, Receipt, Store},
+};
+pub(crate) use self::{
+    algorithm::{Standing, State},
+    decision::Outcomes,
+    policy::Name,
+    quota::MAX_UNITS,
+    store::Settler,
+};
+#[cfg(feature = "redis")]
+pub(crate) use self::{decision::Proof, fixed_window::FixedWindow, token_bucket::TokenBucket};
+
+/// Microseconds since the Unix epoch, on the clock of whoever keeps the state.
+pub(crate) type Micros = u64;

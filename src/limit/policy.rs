@@ -1,0 +1,371 @@
+use std::{fmt, sync::Arc};
+
+use super::{Algorithm, MAX_UNITS, Quota};
+use crate::error::Error;
+
+/// A named quota and the algorithm that counts it.
+///
+/// The name is what clients see in the `RateLimit` fields and what operators see in a key: 1 to 64 of
+/// `A-Z a-z 0-9 . _ -`. Two policies of one limiter never share a name.
+///
+/// A policy can be a constant; a wrong one then fails to compile. Values from outside go through
+/// [`Policy::new`] and the `try_` setters.
+///
+/// ```
+/// use tollgate::{Policy, Quota, limit::Algorithm};
+///
+/// const OUTBOUND: Policy = Policy::token_bucket("outbound", Quota::per_second(50)).burst(10);
+///
+/// let policy = Policy::new("daily".to_owned(), "5000/day".parse()?, Algorithm::SlidingWindow)?;
+/// assert_eq!((OUTBOUND.capacity(), policy.capacity()), (10, 5000));
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Policy {
+    name: Name,
+    quota: Quota,
+    algorithm: Algorithm,
+    aligned: bool,
+    on_error: OnError,
+    capacity: u32,
+    /// Ticks that one unit takes to refill; zero where nothing refills.
+    interval: u64,
+}
+
+/// What a policy decides when its store cannot answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum OnError {
+    /// Lets the request through, uncounted: availability before the limit.
+    #[default]
+    Allow,
+    /// Refuses it as unavailable (HTTP 503, gRPC status 14), never as over the limit.
+    Deny,
+}
+
+impl Policy {
+    /// Makes a policy of values that may be wrong.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not 1 to 64 of `A-Z a-z 0-9 . _ -`, or the quota is faster than a token bucket can count
+    /// (100,000 units per second).
+    pub fn new(name: impl Into<String>, quota: Quota, algorithm: Algorithm) -> Result<Self, Error> {
+        let name = name.into();
+        match interval_checked(name.as_bytes(), quota, algorithm) {
+            Ok(interval) => Ok(Self::of(Name::Shared(name.into()), quota, algorithm, interval)),
+            Err(Wrong::Name) => Err(Error::invalid(format!("policy name `{}`: {NAMES}", name.escape_debug()))),
+            Err(_) => Err(Error::invalid(format!("policy `{name}`: {quota} as a token bucket: {TOO_FAST}"))),
+        }
+    }
+
+    /// Counts `quota` in a [fixed window](Algorithm::FixedWindow).
+    ///
+    /// # Panics
+    ///
+    /// If the name is not 1 to 64 of `A-Z a-z 0-9 . _ -`.
+    pub const fn fixed_window(name: &'static str, quota: Quota) -> Self {
+        Self::expect(name, quota, Algorithm::FixedWindow)
+    }
+
+    /// Counts `quota` in a [sliding window](Algorithm::SlidingWindow).
+    ///
+    /// # Panics
+    ///
+    /// If the name is not 1 to 64 of `A-Z a-z 0-9 . _ -`.
+    pub const fn sliding_window(name: &'static str, quota: Quota) -> Self {
+        Self::expect(name, quota, Algorithm::SlidingWindow)
+    }
+
+    /// Counts `quota` in a [token bucket](Algorithm::TokenBucket) that holds `quota.limit()` units.
+    ///
+    /// # Panics
+    ///
+    /// If the name is not 1 to 64 of `A-Z a-z 0-9 . _ -`, or the quota is above 100,000 units per second.
+    pub const fn token_bucket(name: &'static str, quota: Quota) -> Self {
+        Self::expect(name, quota, Algorithm::TokenBucket)
+    }
+
+    /// Sets how many units a token bucket holds; the default is the quota's limit.
+    ///
+    /// # Panics
+    ///
+    /// If this is no token bucket, `units` is zero or above 2³¹, or the bucket would take more than ten years
+    /// to fill.
+    pub const fn burst(mut self, units: u64) -> Self {
+        match self.burst_checked(units) {
+            Ok(capacity) => self.capacity = capacity,
+            Err(Wrong::NotABucket) => panic!("a burst belongs to a token bucket"),
+            Err(Wrong::Drain) => panic!("a bucket must fill within ten years: lower the burst"),
+            Err(_) => panic!("a burst must be 1 to 2147483648 units"),
+        }
+        self
+    }
+
+    /// Sets how many units a token bucket holds.
+    ///
+    /// # Errors
+    ///
+    /// If this is no token bucket, `units` is zero or above 2³¹, or the bucket would take more than ten years
+    /// to fill.
+    pub fn try_burst(mut self, units: u64) -> Result<Self, Error> {
+        let what = match self.burst_checked(units) {
+            Ok(capacity) => {
+                self.capacity = capacity;
+                return Ok(self);
+            }
+            Err(Wrong::NotABucket) => "only a token bucket has one",
+            Err(Wrong::Drain) => "the bucket would take more than ten years to fill; lower it",
+            Err(_) => "must be 1 to 2147483648 units",
+        };
+        Err(Error::invalid(format!("policy `{}`: burst of {units}: {what}", self.name)))
+    }
+
+    /// Opens fixed windows at multiples of their length since the Unix epoch, in UTC, for all keys at once.
+    ///
+    /// Without it a window opens with its first unit, so that keys do not all start anew in the same instant.
+    ///
+    /// # Panics
+    ///
+    /// If this is no fixed window.
+    pub const fn aligned(mut self) -> Self {
+        assert!(matches!(self.algorithm, Algorithm::FixedWindow), "only a fixed window can be aligned");
+        self.aligned = true;
+        self
+    }
+
+    /// Opens fixed windows at multiples of their length since the Unix epoch.
+    ///
+    /// # Errors
+    ///
+    /// If this is no fixed window.
+    pub fn try_aligned(self) -> Result<Self, Error> {
+        match self.algorithm {
+            Algorithm::FixedWindow => Ok(self.aligned()),
+            _ => Err(Error::invalid(format!("policy `{}`: only a fixed window can be aligned", self.name))),
+        }
+    }
+
+    /// Sets what to decide when the store cannot answer; the default is [`OnError::Allow`].
+    pub const fn on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = on_error;
+        self
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Returns the quota.
+    pub const fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    /// Returns the algorithm.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Returns the most units that one decision can be granted: a bucket's burst, else the quota's limit.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity as u64
+    }
+
+    /// Returns true if windows open at multiples of their length.
+    pub const fn is_aligned(&self) -> bool {
+        self.aligned
+    }
+
+    /// Returns what is decided when the store cannot answer.
+    pub const fn error_choice(&self) -> OnError {
+        self.on_error
+    }
+
+    pub(crate) const fn shared_name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) const fn interval(&self) -> u64 {
+        self.interval
+    }
+
+    pub(crate) const fn capacity_u32(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(crate) const fn window_micros(&self) -> u64 {
+        self.quota.window_ms() * 1_000
+    }
+
+    const fn expect(name: &'static str, quota: Quota, algorithm: Algorithm) -> Self {
+        match interval_checked(name.as_bytes(), quota, algorithm) {
+            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval),
+            Err(Wrong::Name) => panic!("a policy's name must be 1 to 64 of A-Z a-z 0-9 . _ -"),
+            Err(_) => panic!("a token bucket counts at most 100000 units per second: use the fixed window"),
+        }
+    }
+
+    const fn of(name: Name, quota: Quota, algorithm: Algorithm, interval: u64) -> Self {
+        let capacity = quota.limit_u32();
+        Self { name, quota, algorithm, aligned: false, on_error: OnError::Allow, capacity, interval }
+    }
+
+    const fn burst_checked(&self, units: u64) -> Result<u32, Wrong> {
+        if !matches!(self.algorithm, Algorithm::TokenBucket) {
+            return Err(Wrong::NotABucket);
+        }
+        if units == 0 || units > MAX_UNITS as u64 {
+            return Err(Wrong::Burst);
+        }
+        match self.interval.checked_mul(units) {
+            Some(ticks) if ticks <= MAX_DRAIN => {}
+            _ => return Err(Wrong::Drain),
+        }
+        // The bound above makes this exact.
+        #[allow(clippy::cast_possible_truncation)]
+        Ok(units as u32)
+    }
+}
+
+enum Wrong {
+    Name,
+    TooFast,
+    NotABucket,
+    Burst,
+    Drain,
+}
+
+/// Checks what a policy is made of and returns its interval: the ticks that one unit takes to refill.
+const fn interval_checked(name: &[u8], quota: Quota, algorithm: Algorithm) -> Result<u64, Wrong> {
+    if !is_name(name) {
+        return Err(Wrong::Name);
+    }
+    match algorithm {
+        Algorithm::FixedWindow | Algorithm::SlidingWindow => Ok(0),
+        Algorithm::TokenBucket => match interval(quota.limit(), quota.window_ms() * 1_000) {
+            Some(interval) => Ok(interval),
+            None => Err(Wrong::TooFast),
+        },
+    }
+}
+
+/// Returns the ticks that one unit takes to refill, rounded up, or nothing if that is below ten microseconds.
+///
+/// Rounding up keeps the promise of the algorithm and costs rate: at most 0.01 % up to 1,000 units per second,
+/// 1 % up to 100,000. At 100 units per second and below a whole microsecond is fine enough for that.
+const fn interval(limit: u64, window_micros: u64) -> Option<u64> {
+    if limit * MIN_INTERVAL_MICROS > window_micros {
+        return None;
+    }
+    if window_micros >= limit * WHOLE_MICROS_FROM {
+        Some(window_micros.div_ceil(limit) * TICKS_PER_MICRO)
+    } else {
+        Some((window_micros * TICKS_PER_MICRO).div_ceil(limit))
+    }
+}
+
+const fn is_name(bytes: &[u8]) -> bool {
+    if bytes.is_empty() || bytes.len() > 64 {
+        return false;
+    }
+    let mut i = 0;
+    while i < bytes.len() {
+        if !(bytes[i].is_ascii_alphanumeric() || matches!(bytes[i], b'.' | b'_' | b'-')) {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+/// A policy's name, cheap to copy into each decision.
+#[derive(Clone)]
+pub(crate) enum Name {
+    /// Written in the code: copying it touches no shared counter.
+    Static(&'static str),
+    Shared(Arc<str>),
+}
+
+impl Name {
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Static(name) => name,
+            Self::Shared(name) => name,
+        }
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for Name {}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A tick is a tenth of a microsecond: the grain of a token bucket.
+pub(crate) const TICKS_PER_MICRO: u64 = 10;
+
+/// From this interval on (100 units per second and slower) an interval is a whole number of microseconds.
+pub(crate) const WHOLE_MICROS_FROM: u64 = 10_000;
+
+/// 100,000 units per second, the fastest that a tick can count to within 1 %.
+const MIN_INTERVAL_MICROS: u64 = 10;
+
+/// Ten years in ticks. Twice that (a burst and as much debt) added to the present time stays below 2⁵³.
+const MAX_DRAIN: u64 = 3_653 * 86_400 * 1_000_000 * TICKS_PER_MICRO;
+
+const NAMES: &str = "must be 1 to 64 of A-Z a-z 0-9 . _ -";
+const TOO_FAST: &str = "it counts at most 100000 units per second; use the fixed window";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_rounded_down_by_no_more_than_promised() {
+        for (rate, parts_lost_at_most) in [(1, 10_000), (97, 10_000), (999, 10_000), (1_000, 10_000), (99_991, 100), (100_000, 100)] {
+            for window_s in [1, 60, 86_400] {
+                let (limit, micros) = (rate * window_s, window_s * 1_000_000);
+                let interval = interval(limit, micros).expect("in range");
+                let (asked, given) = (micros * TICKS_PER_MICRO, interval * limit);
+                assert!(given >= asked, "{rate}/s would be faster than asked");
+                assert!((given - asked) * parts_lost_at_most <= asked, "{rate}/s loses too much");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_policy_says_what_to_write_instead() {
+        let quick = Quota::per_second(100_001);
+        let error = Policy::new("quick", quick, Algorithm::TokenBucket).expect_err("too fast");
+        assert!(error.to_string().contains("fixed window"), "{error}");
+        assert!(Policy::new("quick", quick, Algorithm::FixedWindow).is_ok());
+        for name in ["", "a b", "a\"b", "a:b", "naïve", &"x".repeat(65)] {
+            let error = Policy::new(name, Quota::per_second(1), Algorithm::FixedWindow).expect_err(name);
+            assert!(error.to_string().contains("1 to 64"), "{error}");
+        }
+        let slow = Policy::new("slow", "1/366d".parse().expect("quota"), Algorithm::TokenBucket).expect("valid");
+        assert!(slow.clone().try_burst(9).is_ok());
+        assert!(slow.clone().try_burst(11).expect_err("too long").to_string().contains("ten years"));
+        assert!(slow.clone().try_burst(0).is_err());
+        assert!(slow.try_burst(u64::MAX).is_err());
+        let window = Policy::sliding_window("w", Quota::per_second(1));
+        assert!(window.clone().try_burst(2).is_err());
+        assert!(window.try_aligned().is_err());
+    }
+}

@@ -1,0 +1,167 @@
+use std::{collections::VecDeque, mem};
+
+use super::{Micros, Policy, Receipt, Standing};
+
+/// The charges of the last window, oldest first, with their sum.
+///
+/// A charge counts from its instant until one window later, that instant excluded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SlidingWindow {
+    entries: VecDeque<Entry>,
+    /// The sum of all entries, those included that are over but not yet trimmed.
+    used: u32,
+    /// The instant of the newest charge.
+    last: Micros,
+    /// Counts the entries that share their instant with an older one, to tell them apart.
+    ties: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    at: Micros,
+    tie: u32,
+    units: u32,
+}
+
+impl SlidingWindow {
+    /// Moves charges from the future to now, and drops those that are over: at most [`TRIM`] at a time.
+    ///
+    /// What is left over counts until a later call drops it: never to the caller's gain.
+    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+        let window = policy.window_micros();
+        let healed = self.last > now;
+        if healed {
+            self.move_future_to(now);
+        }
+        if self.last + window <= now {
+            *self = Self { entries: mem::take(&mut self.entries), ..Self::default() };
+            self.entries.clear();
+            // A log that was long once gives its memory back.
+            self.entries.shrink_to(SMALL);
+            return healed;
+        }
+        for _ in 0..TRIM {
+            match self.entries.front() {
+                Some(entry) if entry.at + window <= now => {
+                    self.used = self.used.saturating_sub(entry.units);
+                    self.entries.pop_front();
+                }
+                _ => break,
+            }
+        }
+        healed
+    }
+
+    pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+        let window = policy.window_micros();
+        let limit = policy.quota().limit_u32();
+        if self.last > now {
+            let mut moved = self.clone();
+            moved.move_future_to(now);
+            return moved.standing(policy, now, cost);
+        }
+        if self.used == 0 || self.last + window <= now {
+            let wait = if cost > limit { Standing::NEVER } else { 0 };
+            return Standing { remaining: limit, next: 0, full: 0, wait };
+        }
+        let until = |at: Micros| (at + window).saturating_sub(now).max(1);
+        let wait = match excess(self.used, cost, limit) {
+            _ if cost == 0 => 0,
+            _ if cost > limit => Standing::NEVER,
+            0 => 0,
+            excess => until(self.left_by(excess)),
+        };
+        Standing {
+            remaining: limit.saturating_sub(self.used),
+            next: until(self.left_by(excess(self.used, 1, limit).max(1))),
+            full: until(self.last),
+            wait,
+        }
+    }
+
+    pub(super) fn charge(&mut self, now: Micros, cost: u32) -> Receipt {
+        let tie = if now > self.last { 0 } else { self.next_tie() };
+        self.entries.push_back(Entry { at: now, tie, units: cost });
+        self.used = self.used.saturating_add(cost);
+        self.last = now;
+        Receipt::entry(now, tie)
+    }
+
+    /// Corrects a charge that still counts; what goes beyond the limit is debt until it is over.
+    pub(super) fn settle(&mut self, policy: &Policy, now: Micros, (at, tie): (Micros, u32), cost: u32) {
+        if at + policy.window_micros() <= now {
+            return;
+        }
+        let from = self.entries.partition_point(|entry| entry.at < at);
+        let same = self.entries.iter().skip(from).take_while(|entry| entry.at == at);
+        let Some(offset) = same.map(|entry| entry.tie).position(|t| t == tie) else { return };
+        let entry = &mut self.entries[from + offset];
+        let others = self.used.saturating_sub(entry.units);
+        entry.units = cost.min(u32::MAX - others);
+        self.used = others + entry.units;
+        if cost == 0 {
+            self.entries.remove(from + offset);
+        }
+    }
+
+    pub(super) fn ends(&self, policy: &Policy) -> Micros {
+        self.last + policy.window_micros()
+    }
+
+    /// Counts the charges that a clock since set back has left in the future as one that is made now, so that
+    /// they are over one window from now.
+    fn move_future_to(&mut self, now: Micros) {
+        let first = self.entries.partition_point(|entry| entry.at <= now);
+        let units = if self.entries.len() - first <= MOVE {
+            self.entries.drain(first..).map(|entry| entry.units).fold(0, u32::saturating_add)
+        } else {
+            self.entries.clear();
+            self.used
+        };
+        if units > 0 {
+            let tie = self.next_tie();
+            self.entries.push_back(Entry { at: now, tie, units });
+        }
+        self.last = now;
+    }
+
+    /// Returns the instant of the charge with which `units` have left, at the latest.
+    ///
+    /// Looks at [`WALK`] charges; past those it counts each as one unit, which can only make the answer later.
+    fn left_by(&self, units: u32) -> Micros {
+        let mut missing = units;
+        for entry in self.entries.iter().take(WALK) {
+            if missing <= entry.units {
+                return entry.at;
+            }
+            missing -= entry.units;
+        }
+        let index = usize::try_from(missing).unwrap_or(usize::MAX).saturating_add(WALK - 1);
+        self.entries.get(index).or(self.entries.back()).map_or(self.last, |entry| entry.at)
+    }
+
+    fn next_tie(&mut self) -> u32 {
+        self.ties = self.ties % MOST_TIES + 1;
+        self.ties
+    }
+}
+
+/// Returns how many units must leave before `cost` fits.
+fn excess(used: u32, cost: u32, limit: u32) -> u32 {
+    used.saturating_add(cost).saturating_sub(limit)
+}
+
+/// The charges that one decision drops at most, so that no decision takes long.
+const TRIM: usize = 1_000;
+
+/// The charges that one decision looks through at most to tell when enough units have left.
+const WALK: usize = 64;
+
+/// The future charges that are moved one by one; with more of them all charges become one.
+const MOVE: usize = 128;
+
+/// Ties are told apart by 21 bits, which with a 32-bit sum fit a number below 2⁵³.
+const MOST_TIES: u32 = (1 << 21) - 1;
+
+/// The entries for which an idle log keeps room.
+const SMALL: usize = 8;

@@ -1,0 +1,335 @@
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use super::{Decision, MAX_UNITS, Micros, Policy, decision::Proof};
+use crate::{error::Error, key::Key};
+
+/// Keeps the state of limits and decides on it.
+///
+/// The crate brings [`Memory`](crate::Memory) and, with the feature `redis`, `Redis`. To bring your own,
+/// implement this and hand it to [`Limiter::new`](crate::Limiter::new).
+///
+/// An answer does not borrow: a store takes what it needs of its demands before it returns.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Decides on all demands together: charges every one of them, or none.
+    ///
+    /// The outcomes come in the order of the demands. No two demands name the same policy and subject; a cost
+    /// of zero asks without charging and leaves no trace.
+    fn decide(&self, demands: &[Demand<'_>]) -> Answer;
+
+    /// Changes charges to what they truly cost; those whose receipt has expired stay as they are.
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()>;
+
+    /// Forgets what one subject has used under one policy.
+    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()>;
+}
+
+/// Asks for units of one policy, for one subject.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Demand<'a> {
+    policy: &'a Policy,
+    subject: Key,
+    cost: u32,
+}
+
+impl<'a> Demand<'a> {
+    /// Asks for one unit.
+    pub fn new(policy: &'a Policy, subject: impl Into<Key>) -> Self {
+        Self { policy, subject: subject.into(), cost: 1 }
+    }
+
+    /// Asks for `units` instead; zero asks how things stand and charges nothing.
+    ///
+    /// More than the policy's capacity is refused for good, and so is all above 2³¹.
+    pub fn cost(mut self, units: u64) -> Self {
+        self.cost = saturate(units);
+        self
+    }
+
+    /// Returns the policy.
+    pub fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
+    /// Returns whose units they are.
+    pub fn subject(&self) -> &Key {
+        &self.subject
+    }
+
+    /// Returns the units asked for, at most 2³¹ + 1.
+    pub fn units(&self) -> u64 {
+        self.cost.into()
+    }
+
+    pub(crate) fn cost_u32(&self) -> u32 {
+        self.cost
+    }
+
+    /// Returns true if both ask for units of the same state.
+    pub(crate) fn is_twin_of(&self, other: &Demand<'_>) -> bool {
+        self.policy.name() == other.policy.name() && self.subject == other.subject
+    }
+
+    /// Asks for the units of a twin as well.
+    pub(crate) fn add(&mut self, twin: &Demand<'_>) {
+        self.cost = saturate(u64::from(self.cost) + u64::from(twin.cost));
+    }
+}
+
+/// One more than what can ever be granted stands for all of it.
+fn saturate(units: u64) -> u32 {
+    u32::try_from(units).map_or(MAX_UNITS + 1, |units| units.min(MAX_UNITS + 1))
+}
+
+/// The answer of a [`Store`]: there already, or on its way.
+#[must_use = "an answer does nothing until it is awaited"]
+pub struct Answer<T = Decision>(Inner<T>);
+
+enum Inner<T> {
+    Ready(Option<Result<T, Error>>),
+    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+}
+
+impl<T> Answer<T> {
+    /// Answers at once.
+    pub fn ready(answer: Result<T, Error>) -> Self {
+        Self(Inner::Ready(Some(answer)))
+    }
+
+    /// Answers when `future` does.
+    pub fn pending(future: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        Self(Inner::Pending(Box::pin(future)))
+    }
+
+    /// Takes an answer that is there already.
+    pub(crate) fn now(self) -> Result<Result<T, Error>, Self> {
+        match self.0 {
+            Inner::Ready(Some(answer)) => Ok(answer),
+            inner => Err(Self(inner)),
+        }
+    }
+}
+
+impl<T: Unpin> Future for Answer<T> {
+    type Output = Result<T, Error>;
+
+    /// # Panics
+    ///
+    /// If polled again after it was ready.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Inner::Ready(answer) => Poll::Ready(answer.take().expect("an answer is polled until it is ready")),
+            Inner::Pending(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Answer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Inner::Ready(_) => "Answer(ready)",
+            Inner::Pending(_) => "Answer(pending)",
+        })
+    }
+}
+
+/// What a [`Store`] recognises a charge by when it is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt(Proof);
+
+impl Receipt {
+    pub(crate) const NONE: Self = Self(Proof::None);
+
+    /// Makes a receipt for a store of your own, of whatever tells its charges apart.
+    pub const fn new(id: u64) -> Self {
+        Self(Proof::Foreign(id))
+    }
+
+    /// Returns what [`Receipt::new`] was given.
+    pub const fn id(self) -> Option<u64> {
+        match self.0 {
+            Proof::Foreign(id) => Some(id),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn window(ends_ms: u64) -> Self {
+        Self(Proof::Window { ends_ms })
+    }
+
+    pub(crate) const fn entry(at: Micros, tie: u32) -> Self {
+        Self(Proof::Entry { at, tie })
+    }
+
+    pub(crate) const fn arrival(ticks: u64) -> Self {
+        Self(Proof::Arrival { ticks })
+    }
+
+    pub(crate) const fn proof(self) -> Proof {
+        self.0
+    }
+}
+
+/// Changes one charge to its true cost.
+#[derive(Clone, Debug)]
+pub struct Adjustment<'a> {
+    policy: &'a Policy,
+    subject: &'a Key,
+    receipt: Receipt,
+    charged: u32,
+    cost: u32,
+}
+
+impl Adjustment<'_> {
+    /// Returns the policy under which the charge was made.
+    pub fn policy(&self) -> &Policy {
+        self.policy
+    }
+
+    /// Returns whose charge it is.
+    pub fn subject(&self) -> &Key {
+        self.subject
+    }
+
+    /// Returns what the store gave out for the charge.
+    pub fn receipt(&self) -> Receipt {
+        self.receipt
+    }
+
+    /// Returns the units that were charged.
+    pub fn charged(&self) -> u64 {
+        self.charged.into()
+    }
+
+    /// Returns the units that it truly cost.
+    pub fn units(&self) -> u64 {
+        self.cost.into()
+    }
+
+    pub(crate) fn charged_u32(&self) -> u32 {
+        self.charged
+    }
+
+    pub(crate) fn cost_u32(&self) -> u32 {
+        self.cost
+    }
+}
+
+/// What a decision has charged, to be corrected when the true cost is known.
+///
+/// Cheap to clone and to keep: a handler settles it when it is done, or never. A charge that nobody settles
+/// stands. A charge of a refused or free request is empty, and settling it does nothing.
+///
+/// ```
+/// # async fn doc() -> Result<(), tollgate::Error> {
+/// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
+///
+/// const TOKENS: Policy = Policy::fixed_window("tokens", Quota::per_minute(1_000));
+/// let limiter = Limiter::new(Memory::new());
+///
+/// let (decision, charge) = limiter.decide(&[Demand::new(&TOKENS, "user:42").cost(200)]).await;
+/// assert!(decision.is_allowed());
+/// charge.settle(350).await?; // the answer was longer than expected
+///
+/// assert_eq!(limiter.peek(&TOKENS, "user:42").await.outcomes()[0].remaining(), 650);
+/// # Ok(())
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Charge {
+    items: Arc<[Item]>,
+    settler: Arc<dyn Settler>,
+}
+
+#[derive(Debug)]
+struct Item {
+    policy: Policy,
+    subject: Key,
+    receipt: Receipt,
+    charged: u32,
+    settled: AtomicBool,
+}
+
+/// Carries adjustments to the store even if nobody waits for it.
+pub(crate) trait Settler: fmt::Debug + Send + Sync {
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()>;
+}
+
+impl Charge {
+    pub(crate) fn new(settler: Arc<dyn Settler>, demands: &[Demand<'_>], decision: &Decision) -> Self {
+        let mut items: Vec<Item> = Vec::new();
+        for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
+            let twin = items.iter().any(|item| item.policy.name() == demand.policy.name() && item.subject == demand.subject);
+            if decision.is_allowed() && outcome.cost() > 0 && !twin {
+                items.push(Item {
+                    policy: demand.policy.clone(),
+                    subject: demand.subject,
+                    receipt: outcome.receipt(),
+                    charged: outcome.cost(),
+                    settled: AtomicBool::new(false),
+                });
+            }
+        }
+        Self { items: items.into(), settler }
+    }
+
+    /// Returns true if there is nothing to settle.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Changes the charge under every policy to `true_cost` units; zero gives it back.
+    ///
+    /// Takes effect once over all clones of this charge: the first call counts, and also if the returned answer
+    /// is dropped. What goes beyond the limit is debt that later requests wait for. Does nothing where the
+    /// charge is no longer remembered: its window has ended, or its units have refilled.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer; the charge then stands, or has been corrected: nobody can know.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the answer does not undo or stop the correction.
+    pub fn settle(&self, true_cost: u64) -> Answer<()> {
+        self.settle_where(true_cost, |_| true)
+    }
+
+    /// Changes the charge under the policy called `policy` alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Charge::settle`].
+    pub fn settle_policy(&self, policy: &str, true_cost: u64) -> Answer<()> {
+        self.settle_where(true_cost, |item| item.policy.name() == policy)
+    }
+
+    fn settle_where(&self, true_cost: u64, which: impl Fn(&Item) -> bool) -> Answer<()> {
+        let cost = saturate(true_cost);
+        let first = |item: &&Item| which(item) && !item.settled.swap(true, Ordering::AcqRel);
+        let due: Vec<Adjustment<'_>> = self
+            .items
+            .iter()
+            .filter(first)
+            .filter(|item| item.charged != cost)
+            .map(|item| Adjustment {
+                policy: &item.policy,
+                subject: &item.subject,
+                receipt: item.receipt,
+                charged: item.charged,
+                cost,
+            })
+            .collect();
+        if due.is_empty() { Answer::ready(Ok(())) } else { self.settler.settle(&due) }
+    }
+}

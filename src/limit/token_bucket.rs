@@ -1,0 +1,113 @@
+use super::{
+    Micros, Policy, Receipt, Standing,
+    policy::{TICKS_PER_MICRO, WHOLE_MICROS_FROM},
+};
+
+/// The instant at which the bucket is full again, in ticks since the Unix epoch.
+///
+/// This is the arrival time of the generic cell rate algorithm (ITU-T I.371): a charge moves it by one interval
+/// a unit, and passes if it stays within a full bucket of now. Kept as a time, it needs no refilling, and a
+/// changed quota finds the same share of the bucket used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TokenBucket {
+    arrival: u64,
+}
+
+impl TokenBucket {
+    /// Takes what a store keeps: the ticks until the bucket is full.
+    #[cfg(feature = "redis")]
+    pub(crate) fn from_level(level: u64, now: Micros) -> Self {
+        Self { arrival: now * TICKS_PER_MICRO + level }
+    }
+
+    /// Returns the ticks that `cost` units take to refill, which a bucket can't hold if they are too many.
+    #[cfg(feature = "redis")]
+    pub(crate) fn ticks(policy: &Policy, cost: u32) -> u64 {
+        u64::from(cost.min(policy.capacity_u32().saturating_add(1))) * policy.interval()
+    }
+
+    /// Returns the ticks that a state of this policy is a multiple of.
+    pub(crate) fn grain(policy: &Policy) -> u64 {
+        if policy.interval() >= WHOLE_MICROS_FROM * TICKS_PER_MICRO { TICKS_PER_MICRO } else { 1 }
+    }
+
+    /// Lowers a debt that the present quota could not have made to the largest that it could.
+    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+        let level = self.level(policy, now);
+        let healed = now * TICKS_PER_MICRO + level < self.arrival;
+        if healed {
+            self.set_level(now, level);
+        }
+        healed
+    }
+
+    pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+        let interval = policy.interval();
+        let capacity = capacity(policy);
+        let level = self.level(policy, now);
+        let free = capacity.saturating_sub(level);
+        let next = if level == 0 { 0 } else { level.saturating_sub(capacity) + interval - free % interval };
+        let wait = if cost > policy.capacity_u32() {
+            Standing::NEVER
+        } else if cost == 0 {
+            0
+        } else {
+            micros_up((level + u64::from(cost) * interval).saturating_sub(capacity))
+        };
+        let remaining = u32::try_from(free / interval).unwrap_or(u32::MAX);
+        Standing { remaining, next: micros_up(next), full: micros_up(level), wait }
+    }
+
+    pub(super) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
+        self.set_level(now, self.level(policy, now) + u64::from(cost) * policy.interval());
+        Receipt::arrival(self.arrival)
+    }
+
+    /// Corrects a charge: gives back at most what has not refilled since, adds at most one more burst of debt.
+    pub(super) fn settle(&mut self, policy: &Policy, now: Micros, arrival: u64, charged: u32, cost: u32) {
+        let level = self.level(policy, now);
+        let arrival = arrival.next_multiple_of(Self::grain(policy));
+        let unfilled = arrival.saturating_sub(now * TICKS_PER_MICRO);
+        let settled = if cost < charged {
+            let back = u64::from(charged - cost).saturating_mul(policy.interval());
+            level.saturating_sub(back.min(unfilled))
+        } else {
+            let more = u64::from(cost - charged).saturating_mul(policy.interval());
+            // Had the charge been this high from the start, the bucket would be full again then.
+            let full_at = arrival.saturating_add(more);
+            match full_at.saturating_sub(now * TICKS_PER_MICRO) {
+                0 => level,
+                still if level == 0 => still,
+                _ => level.saturating_add(more),
+            }
+            .min(level.max(2 * capacity(policy)))
+        };
+        self.set_level(now, settled);
+    }
+
+    pub(super) fn ends(&self) -> Micros {
+        micros_up(self.arrival)
+    }
+
+    /// Returns the ticks until the bucket is full, at most what a burst and as much debt take.
+    ///
+    /// More than that is not to be had, unless the clock stepped back or the quota changed; nobody is locked
+    /// out for longer.
+    fn level(&self, policy: &Policy, now: Micros) -> u64 {
+        let level = self.arrival.saturating_sub(now * TICKS_PER_MICRO);
+        level.next_multiple_of(Self::grain(policy)).min(2 * capacity(policy))
+    }
+
+    fn set_level(&mut self, now: Micros, level: u64) {
+        self.arrival = now * TICKS_PER_MICRO + level;
+    }
+}
+
+/// Returns the ticks in which an empty bucket fills.
+fn capacity(policy: &Policy) -> u64 {
+    policy.capacity() * policy.interval()
+}
+
+fn micros_up(ticks: u64) -> Micros {
+    ticks.div_ceil(TICKS_PER_MICRO)
+}

@@ -1,0 +1,317 @@
+//! The limiter: a store inside its shields.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, sync::Notify, time};
+
+use crate::{
+    error::Error,
+    key::{Key, Secrets},
+    limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Policy, Settler, Store},
+    shield::Failover,
+};
+
+/// Decides on requests by policies, and keeps the state of that in a store.
+///
+/// This is the handle that applications hold: cheap to clone, all clones share one budget. It never fails. When
+/// the store cannot answer within the deadline, the policies' [`OnError`](crate::OnError) decides, and the
+/// decision says that it is [degraded](Decision::is_degraded).
+///
+/// ```
+/// # async fn doc() {
+/// use tollgate::{Limiter, Memory, Policy, Quota};
+///
+/// const MAILS: Policy = Policy::sliding_window("mails", Quota::per_hour(2));
+/// let limiter = Limiter::new(Memory::new());
+///
+/// assert!(limiter.check(&MAILS, "user:42").await.is_allowed());
+/// assert!(limiter.check(&MAILS, "user:42").await.is_allowed());
+/// assert!(!limiter.check(&MAILS, "user:42").await.is_allowed());
+/// assert!(limiter.check(&MAILS, "user:43").await.is_allowed());
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
+/// ```
+///
+/// Several policies at once, all or nothing:
+///
+/// ```
+/// # async fn doc() {
+/// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
+///
+/// const REQUESTS: Policy = Policy::token_bucket("requests", Quota::per_second(10));
+/// const BYTES: Policy = Policy::fixed_window("bytes", Quota::per_day(1_000_000));
+/// let limiter = Limiter::new(Memory::new());
+///
+/// let upload = [Demand::new(&REQUESTS, "user:42"), Demand::new(&BYTES, "user:42").cost(1_000_001)];
+/// let (decision, _) = limiter.decide(&upload).await;
+/// assert!(decision.is_never()); // more than a day's bytes
+/// assert_eq!(decision.outcomes()[0].remaining(), 10); // and no request was spent on it
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    gate: Arc<Gate>,
+    secrets: Arc<Secrets>,
+}
+
+/// What all clones share.
+#[derive(Debug)]
+struct Gate {
+    store: Box<dyn Store>,
+    names: Mutex<Vec<Name>>,
+    settling: Arc<Settling>,
+}
+
+/// Counts corrections on their way.
+#[derive(Debug, Default)]
+struct Settling {
+    count: AtomicUsize,
+    done: Notify,
+}
+
+impl Limiter {
+    /// Makes a limiter on a store, with a deadline of [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    pub fn new(store: impl Store) -> Self {
+        Self::with_deadline(store, Self::DEFAULT_DEADLINE)
+    }
+
+    /// Makes a limiter that waits for its store no longer than `deadline` in each call.
+    ///
+    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides.
+    pub fn with_deadline(store: impl Store, deadline: Duration) -> Self {
+        let store = Box::new(Failover::new(store, deadline));
+        let gate = Gate { store, names: Mutex::default(), settling: Arc::default() };
+        Self { gate: Arc::new(gate), secrets: Arc::new(Secrets::UNKEYED) }
+    }
+
+    /// The deadline of a call: long against a round trip in one data centre, short against a caller's patience.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+
+    /// Sets the key with which secret parts of keys are hashed, such as API keys.
+    ///
+    /// It must be the same in every replica, or each counts for itself. Without one the hash is unkeyed.
+    #[must_use]
+    pub fn key_secret(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.secrets = Arc::new(Secrets::keyed(secret.as_ref()));
+        self
+    }
+
+    /// Asks one policy for one unit.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way the unit may have been charged; nothing else remains.
+    pub async fn check(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
+        self.ask(&[Demand::new(policy, subject)]).await
+    }
+
+    /// Asks how one subject stands, and charges nothing.
+    pub async fn peek(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
+        self.ask(&[Demand::new(policy, subject).cost(0)]).await
+    }
+
+    /// Asks several policies together: all are charged, or none.
+    ///
+    /// The same policy and subject twice count together. The outcomes come in the order of the demands. The
+    /// charge can be [settled](Charge::settle) when the true cost is known.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way the units may have been charged; nothing else remains.
+    pub async fn decide(&self, demands: &[Demand<'_>]) -> (Decision, Charge) {
+        let decision = self.ask(demands).await;
+        let charge = self.charge(demands, &decision);
+        (decision, charge)
+    }
+
+    /// Waits until one unit of `policy` is to be had, and takes it.
+    ///
+    /// Nothing is spent while waiting. Waiters are not queued: each asks anew when its unit should be there.
+    ///
+    /// # Errors
+    ///
+    /// At once, if the unit will not be there within `max_wait` ([`Error::is_wait_too_long`]), or the store
+    /// cannot answer and the policy denies then ([`Error::is_transient`]).
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped while waiting nothing was charged; while asking, the unit may have been.
+    pub async fn until_allowed(&self, policy: &Policy, subject: impl Into<Key>, max_wait: Duration) -> Result<Decision, Error> {
+        let demand = [Demand::new(policy, subject)];
+        let give_up = time::Instant::now() + max_wait;
+        loop {
+            let decision = self.ask(&demand).await;
+            if decision.is_allowed() {
+                return Ok(decision);
+            }
+            if decision.is_unavailable() {
+                return Err(Error::store(format!("policy `{}`: the store cannot answer", policy.name())));
+            }
+            let Some(wait) = decision.retry_after() else {
+                return Err(Error::never(format!("policy `{}` can never grant this", policy.name())));
+            };
+            if time::Instant::now() + wait > give_up {
+                return Err(Error::not_in_time(wait));
+            }
+            time::sleep(wait).await;
+        }
+    }
+
+    /// Forgets what one subject has used under one policy.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    pub async fn reset(&self, policy: &Policy, subject: impl Into<Key>) -> Result<(), Error> {
+        self.gate.store.reset(policy, &subject.into()).await
+    }
+
+    /// Waits until corrections on their way have arrived, at most until `deadline` has passed.
+    ///
+    /// Call it after the server has stopped. Returns false if some had not arrived.
+    pub async fn shutdown(&self, deadline: Duration) -> bool {
+        time::timeout(deadline, self.gate.settling.wait()).await.is_ok()
+    }
+
+    /// Asks without making a charge of it.
+    pub(crate) fn ask(&self, demands: &[Demand<'_>]) -> Ask {
+        let twins = |(i, demand): (usize, &Demand<'_>)| demands[..i].iter().any(|other| other.is_twin_of(demand));
+        if demands.len() > 1 && demands.iter().enumerate().any(twins) {
+            return self.ask_merged(demands);
+        }
+        Ask { answer: self.gate.store.decide(demands), places: None }
+    }
+
+    /// Counts demands for one policy and subject together, and tells each what was decided on their sum.
+    fn ask_merged(&self, demands: &[Demand<'_>]) -> Ask {
+        let mut merged: Vec<Demand<'_>> = Vec::new();
+        let mut places = Vec::with_capacity(demands.len());
+        for demand in demands {
+            let place = merged.iter().position(|other| other.is_twin_of(demand));
+            match place {
+                Some(place) => merged[place].add(demand),
+                None => merged.push(demand.clone()),
+            }
+            places.push(place.unwrap_or(merged.len() - 1));
+        }
+        Ask { answer: self.gate.store.decide(&merged), places: Some(places) }
+    }
+
+    pub(crate) fn charge(&self, demands: &[Demand<'_>], decision: &Decision) -> Charge {
+        Charge::new(Arc::clone(&self.gate) as _, demands, decision)
+    }
+
+    pub(crate) fn secrets(&self) -> &Secrets {
+        &self.secrets
+    }
+
+    /// Claims a policy's name for as long as the registration lives.
+    pub(crate) fn register(&self, policy: &Policy) -> Result<Registration, Error> {
+        let name = policy.shared_name();
+        let mut names = self.gate.names();
+        if names.contains(name) {
+            return Err(Error::invalid(format!("policy `{name}`: the limiter has one of that name already")));
+        }
+        names.push(name.clone());
+        Ok(Registration { name: name.clone(), gate: Arc::clone(&self.gate) })
+    }
+}
+
+/// A name that one policy of a limiter bears.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    name: Name,
+    gate: Arc<Gate>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.gate.names().retain(|name| *name != self.name);
+    }
+}
+
+/// Waits for a decision.
+#[derive(Debug)]
+#[must_use = "nothing is decided until it is awaited"]
+pub(crate) struct Ask {
+    answer: Answer,
+    /// Where the outcome of each demand is to be found, if demands were merged.
+    places: Option<Vec<usize>>,
+}
+
+impl Future for Ask {
+    type Output = Decision;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
+        // The failover shield turns every error into a decision.
+        let answer = ready!(Pin::new(&mut self.answer).poll(cx));
+        let mut decision = answer.unwrap_or_else(|_| Decision::without_store(true));
+        if let Some(places) = &self.places {
+            decision.spread(places);
+        }
+        Poll::Ready(decision)
+    }
+}
+
+impl Gate {
+    fn names(&self) -> MutexGuard<'_, Vec<Name>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Settler for Gate {
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        let pending = match self.store.settle(adjustments).now() {
+            Ok(answer) => return Answer::ready(answer),
+            Err(pending) => pending,
+        };
+        let Ok(runtime) = Handle::try_current() else {
+            // Nothing could drive it alone: then it is its caller's to await.
+            return pending;
+        };
+        let on_its_way = OnItsWay::new(&self.settling);
+        let task = runtime.spawn(async move {
+            let _on_its_way = on_its_way;
+            pending.await
+        });
+        Answer::pending(async { task.await.unwrap_or_else(|cut| Err(Error::store("settling was cut off").with_source(cut))) })
+    }
+}
+
+impl Settling {
+    async fn wait(&self) {
+        loop {
+            let done = self.done.notified();
+            if self.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            done.await;
+        }
+    }
+}
+
+struct OnItsWay(Arc<Settling>);
+
+impl OnItsWay {
+    fn new(settling: &Arc<Settling>) -> Self {
+        settling.count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(settling))
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::AcqRel);
+        self.0.done.notify_waiters();
+    }
+}

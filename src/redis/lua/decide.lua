@@ -1,0 +1,324 @@
+-- decide.lua: decides on requests; each charges all of its demands, or none of them.
+--
+-- KEYS[i]  state          one key a demand, in the order of the frame
+-- ARGV[1]  frame          MessagePack array of integers:
+--                         now (us, 0: the server's), number of requests, and for each request
+--                         its number of demands, and for each demand one of
+--                           1, cost, limit, window (ms), 1 if aligned
+--                           2, cost, limit, window (us)
+--                           3, cost, capacity, step, units per us    (costs and times in these units)
+-- returns  now (us), and for each demand, as it was before this call,
+--                           fixed window    units used, ms left
+--                           sliding window  units used, us to the next unit, to none used, to this cost, tie
+--                           token bucket    time until full
+--                         where the sliding window's times, and they alone, are those after the charge
+--
+-- The caller repeats the sum "used + cost <= limit" to learn what was admitted: the numbers are the verdict.
+--
+-- Fixed window:   an integer, the units used. The key's lifetime is the window.
+-- Sliding window: a sorted set. Members are charges: "<us>" for one unit, "<us>:<tie>:<units>" else, with their
+--                 time as score. Two members head it with negative scores: "@" is minus the time of the newest
+--                 charge, "#" is minus (ties * 2^32 + units used).
+-- Token bucket:   an integer, the time at which the bucket is full again. Slow buckets count us since 1970, fast
+--                 ones tenths of us in an era of 10^14 us, so that both stay below 2^53; the size of the number
+--                 tells which. A key lives at least to the next whole 2^20 us after that time, by whichever
+--                 policy it was written, so that moving the time within such a span need not touch the lifetime.
+--
+-- A charge is written first and taken back if it does not fit: that is one command for a token bucket, and two
+-- for a window, in the usual case.
+
+local frame = cmsgpack.unpack(ARGV[1])
+local now = frame[1]
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local now_ms = math.floor(now / 1000)
+
+local ERA = 1e15 -- tenths of us
+local era_now = now * 10 % ERA
+local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
+local SPAN = 1048576 -- us
+local SUM = 4294967296
+local MOST_TIES = 2097151
+local TRIM, WALK, MOVE = 1000, 64, 128
+
+-- Returns the units that a charge in a sorted set is worth.
+local function units_of(member)
+  if not string.find(member, ':', 1, true) then return 1 end
+  return tonumber(string.match(member, ':(%d+)$')) or 1
+end
+
+-- Returns when `units` have left a sorted set, by the charges from rank `from` on.
+local function left_by(key, from, units)
+  local rows = redis.call('ZRANGE', key, from, from + math.min(units, WALK) - 1, 'WITHSCORES')
+  for i = 1, #rows, 2 do
+    local worth = units_of(rows[i])
+    if units <= worth then return math.min(tonumber(rows[i + 1]), now) end
+    units = units - worth
+  end
+  local rank = from + WALK + units - 1
+  local row = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+  if #row == 0 then row = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES') end
+  return math.min(tonumber(row[2]), now)
+end
+
+-- Returns true if an error tells that a key holds what no limiter wrote, so that the charge may replace it.
+local function is_foreign(reply)
+  local text = reply.err
+  return string.find(text, 'WRONGTYPE', 1, true) or string.find(text, 'not an integer', 1, true)
+    or string.find(text, 'overflow', 1, true)
+end
+
+-- Returns the lifetime, in ms, of a bucket that is full at `value` on a clock of `scale` units per us.
+local function lifetime(value, clock, scale)
+  local span = SPAN * scale
+  return math.ceil((value - value % span + span - clock) / (1000 * scale))
+end
+
+-- Of each demand: the state before, whether it began anew, and what is to be done when all are admitted.
+local was, left, began, member = {}, {}, {}, {}
+local sum, ties, last, oldest, worth, gone = {}, {}, {}, {}, {}, {}
+local renew = {}
+
+local reply = { now }
+local key_at, at = 0, 3
+
+for _ = 1, frame[2] do
+  local demands = frame[at]
+  local first_key, first_at = key_at, at + 1
+  local admitted, charged = true, {}
+
+  at = first_at
+  for d = 1, demands do
+    local k = key_at + d
+    local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+
+    if kind == 1 then
+      local limit, window = frame[at + 2], frame[at + 3]
+      if frame[at + 4] == 1 then window = window - now_ms % window end
+      at = at + 5
+      local used, ttl = 0, 0
+      if cost == 0 then
+        local value = redis.pcall('GET', key)
+        used = type(value) == 'string' and tonumber(value) or 0
+        ttl = used > 0 and redis.call('PTTL', key) or 0
+        if ttl < 0 or ttl > window then ttl = window end
+        if ttl == 0 then used = 0 end
+      else
+        local value = redis.pcall('INCRBY', key, cost)
+        local foreign = type(value) ~= 'number'
+        if foreign then
+          if not is_foreign(value) then return value end
+        else
+          used, ttl = value - cost, redis.call('PTTL', key)
+        end
+        if used < 0 or ttl == 0 or (ttl < 0 and used == 0) then
+          used, ttl = 0, 0
+        elseif ttl < 0 or ttl > window then
+          ttl = window
+          redis.call('PEXPIRE', key, ttl)
+        end
+        began[k] = ttl == 0
+        if used + cost <= limit then
+          charged[d] = true
+          if ttl == 0 then redis.call('SET', key, cost, 'PX', window) end
+        else
+          admitted = false
+          if foreign then -- it stays as it is until a charge replaces it
+          elseif ttl == 0 then redis.call('DEL', key)
+          else redis.call('DECRBY', key, cost) end
+        end
+      end
+      was[k], left[k] = math.min(used, SUM - 1), ttl
+
+    elseif kind == 2 then
+      local limit, window = frame[at + 2], frame[at + 3]
+      at = at + 4
+      local used, tie, newest, mended = 0, 0, 0, false
+      local head = redis.pcall('ZMSCORE', key, '#', '@')
+      if head.err then
+        if not is_foreign(head) then return head end
+      elseif head[1] and head[2] then
+        local packed = -tonumber(head[1])
+        tie = math.floor(packed / SUM)
+        used, newest = packed - tie * SUM, -tonumber(head[2])
+      end
+      if newest > now and cost > 0 then
+        -- The clock was set back: what lies in the future counts from now.
+        local after = string.format('(%.0f', now)
+        local future = redis.call('ZRANGEBYSCORE', key, after, '+inf', 'LIMIT', 0, MOVE + 1)
+        local moved = 0
+        for i = 1, #future do moved = moved + units_of(future[i]) end
+        if #future > MOVE then
+          moved = used
+          redis.call('DEL', key)
+        end
+        tie = tie % MOST_TIES + 1
+        if moved > 0 then redis.call('ZADD', key, now, string.format('%.0f:%d:%.0f', now, tie, moved)) end
+        redis.call('ZREMRANGEBYSCORE', key, after, '+inf')
+        newest, mended = now, true
+      end
+
+      local cutoff, trimmed, from, front, front_worth = now - window, 0, 2, nil, 0
+      if newest <= cutoff then
+        used, began[k] = 0, true
+      else
+        began[k] = false
+        local step = 2
+        repeat
+          local rows = redis.call('ZRANGE', key, 2 + trimmed, 1 + trimmed + step, 'WITHSCORES')
+          for i = 1, #rows, 2 do
+            local time = tonumber(rows[i + 1])
+            if time > cutoff or trimmed == TRIM then
+              front, front_worth = math.min(time, now), units_of(rows[i])
+              break
+            end
+            trimmed = trimmed + 1
+            used = math.max(0, used - units_of(rows[i]))
+          end
+          local ended = #rows < 2 * step
+          step = WALK
+        until front or ended
+        if cost == 0 then from = 2 + trimmed end
+      end
+
+      sum[k], last[k], oldest[k], worth[k], gone[k] = used, newest, front, front_worth, from
+      if cost > 0 then
+        if used + cost <= limit then
+          charged[d] = true
+          local mine = 0
+          if now <= newest then
+            tie = tie % MOST_TIES + 1
+            mine = tie
+          end
+          local name = now
+          if mine > 0 or cost > 1 then name = string.format('%.0f:%d:%.0f', now, mine, cost) end
+          if began[k] then redis.call('DEL', key) end
+          redis.call('ZADD', key, -(tie * SUM + used + cost), '#', -now, '@', now, name)
+          member[k], was[k] = name, mine
+        else
+          admitted = false
+          if mended or trimmed > 0 then redis.call('ZADD', key, -(tie * SUM + used), '#', -newest, '@') end
+          if mended then redis.call('PEXPIRE', key, math.ceil(window / 1000)) end
+        end
+        -- After the sum was written, so that a server that is out of memory has refused that first.
+        if trimmed > 0 then redis.call('ZREMRANGEBYRANK', key, 2, 1 + trimmed) end
+        ties[k], renew[k] = tie, mended
+      end
+
+    else
+      local capacity, step, scale = frame[at + 2], frame[at + 3], frame[at + 4]
+      at = at + 5
+      local clock = scale == 1 and now or era_now
+      local value, old
+      if cost == 0 then
+        value = redis.pcall('GET', key)
+        old = type(value) == 'string' and tonumber(value) or 0
+        value = old
+      else
+        value = redis.pcall('INCRBY', key, cost)
+        if type(value) == 'number' then old = value - cost
+        elseif not is_foreign(value) then return value end
+      end
+      local level = (old or 0) - clock
+      renew[k], began[k] = nil, false
+      if old and cost > 0 and level >= 0 and level + cost <= capacity then
+        charged[d] = true
+        if value % step < cost then renew[k] = lifetime(value, clock, scale) end
+      else
+        if not old or old == 0 then
+          level = 0
+        elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
+          level = (old - era_now) % ERA
+          if level > ERA / 2 then level = 0 end
+          level = math.ceil(level / 10)
+        elseif scale ~= 1 and old >= SINCE_1970 then
+          level = (old - now) * 10
+        elseif scale ~= 1 then
+          level = level % ERA
+          if level > ERA / 2 then level = 0 end
+        end
+        level = math.min(math.max(0, level), 2 * capacity)
+        if cost == 0 then -- it is left as it is
+        elseif level + cost <= capacity then
+          charged[d] = true
+          began[k] = level == 0
+          value = clock + level + cost
+          redis.call('SET', key, value, 'PX', lifetime(value, clock, scale))
+        else
+          admitted = false
+          if not old then -- it stays as it is until a charge replaces it
+          elseif old == 0 then redis.call('DEL', key)
+          elseif level == 0 or old == clock + level then redis.call('DECRBY', key, cost)
+          else redis.call('SET', key, clock + level, 'PX', lifetime(clock + level, clock, scale)) end
+        end
+      end
+      was[k] = level
+    end
+  end
+
+  -- All are known: finish what was admitted, or take back what was charged, and tell.
+  at = first_at
+  for d = 1, demands do
+    local k = first_key + d
+    local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+
+    if kind == 1 then
+      at = at + 5
+      if charged[d] and not admitted then
+        if began[k] then redis.call('DEL', key) else redis.call('DECRBY', key, cost) end
+      end
+      reply[#reply + 1] = was[k]
+      reply[#reply + 1] = left[k]
+
+    elseif kind == 2 then
+      local limit, window = frame[at + 2], frame[at + 3]
+      at = at + 4
+      local used, newest, front, front_worth = sum[k], last[k], oldest[k], worth[k]
+      reply[#reply + 1] = used
+      if charged[d] then
+        if admitted then
+          redis.call('PEXPIRE', key, math.ceil(window / 1000))
+          if not front then front, front_worth = now, cost end
+          used, newest = used + cost, now
+        elseif began[k] then
+          redis.call('DEL', key)
+        else
+          redis.call('ZREM', key, member[k])
+          redis.call('ZADD', key, -(ties[k] * SUM + used), '#', -newest, '@')
+          if renew[k] then redis.call('PEXPIRE', key, math.ceil(window / 1000)) end
+        end
+      end
+      local next_unit, none_used, this_cost = 0, 0, 0
+      if used > 0 then
+        local function wait(units)
+          local time = front
+          if not time or units > front_worth then time = left_by(key, gone[k], units) end
+          return math.max(1, time + window - now)
+        end
+        next_unit = wait(math.max(1, used - limit + 1))
+        none_used = math.max(1, math.min(newest, now) + window - now)
+        if cost > 0 and cost <= limit and used + cost > limit then this_cost = wait(used + cost - limit) end
+      end
+      reply[#reply + 1] = next_unit
+      reply[#reply + 1] = none_used
+      reply[#reply + 1] = this_cost
+      reply[#reply + 1] = was[k] or 0
+
+    else
+      local capacity, scale = frame[at + 2], frame[at + 4]
+      at = at + 5
+      if charged[d] then
+        if admitted then
+          if renew[k] then redis.call('PEXPIRE', key, renew[k]) end
+        elseif began[k] then redis.call('DEL', key)
+        else redis.call('DECRBY', key, cost) end
+      end
+      reply[#reply + 1] = was[k]
+    end
+  end
+  key_at = key_at + demands
+end
+
+return reply

@@ -1,0 +1,98 @@
+-- settle.lua: changes charges to their true cost; an expired receipt changes nothing.
+--
+-- KEYS[i]  state          one key a charge, in the order of the frame; decide.lua tells what they hold
+-- ARGV[1]  frame          MessagePack array of integers:
+--                         now (us, 0: the server's), and for each charge one of
+--                           1, end of its window (ms), how far that may be off (ms), units to add
+--                           2, its time (us), tie, units charged, true units, window (us)
+--                           3, its arrival, time to add, capacity, units per us    (times in these units)
+-- returns  now (us)
+
+local frame = cmsgpack.unpack(ARGV[1])
+local now = frame[1]
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local ERA = 1e15 -- tenths of us
+local SINCE_1970 = 1.7e15 -- us
+local SPAN = 1048576 -- us
+local SUM = 4294967296
+
+local at = 2
+for k = 1, #KEYS do
+  local key, kind = KEYS[k], frame[at]
+
+  if kind == 1 then
+    local ends, off_by, more = frame[at + 1], frame[at + 2], frame[at + 3]
+    at = at + 4
+    local value = redis.pcall('GET', key)
+    local used = type(value) == 'string' and tonumber(value)
+    local left = used and redis.call('PTTL', key) or 0
+    if left > 0 and math.abs(math.floor(now / 1000) + left - ends) <= off_by then
+      redis.call('INCRBY', key, math.min(math.max(0, used + more), SUM - 1) - used)
+    end
+
+  elseif kind == 2 then
+    local time, tie, charged, cost, window = frame[at + 1], frame[at + 2], frame[at + 3], frame[at + 4], frame[at + 5]
+    at = at + 6
+    local function name(units)
+      if tie == 0 and units == 1 then return string.format('%.0f', time) end
+      return string.format('%.0f:%d:%.0f', time, tie, units)
+    end
+    local found = redis.pcall('ZMSCORE', key, '#', name(charged))
+    if not found.err and found[1] and found[2] and time > now - window then
+      local packed = -tonumber(found[1])
+      local used = packed % SUM
+      local others = math.max(0, used - charged)
+      cost = math.min(cost, SUM - 1 - others)
+      redis.call('ZREM', key, name(charged))
+      if cost > 0 then redis.call('ZADD', key, time, name(cost)) end
+      redis.call('ZADD', key, -(packed - used + others + cost), '#')
+    end
+
+  else
+    local arrival, more, capacity, scale = frame[at + 1], frame[at + 2], frame[at + 3], frame[at + 4]
+    at = at + 5
+    local era_now = now * 10 % ERA
+    local clock = scale == 1 and now or era_now
+    local value = redis.pcall('GET', key)
+    local old = type(value) == 'string' and tonumber(value) or 0
+    local level, own = old - clock, true
+    if old == 0 then
+      level = 0
+    elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
+      level = (old - era_now) % ERA
+      if level > ERA / 2 then level = 0 end
+      level = math.ceil(level / 10)
+    elseif scale ~= 1 and old >= SINCE_1970 then
+      level = (old - now) * 10
+    elseif scale ~= 1 then
+      level = level % ERA
+      if level > ERA / 2 then level = 0 end
+    end
+    level = math.min(math.max(0, level), 2 * capacity)
+    -- How long the charge alone has still to refill; an arrival in an era is told from one in the past.
+    local unfilled = arrival - clock
+    if scale ~= 1 then
+      unfilled = unfilled % ERA
+      if unfilled > ERA / 2 then unfilled = unfilled - ERA end
+    end
+    local settled = level
+    if more < 0 then
+      settled = math.max(0, level - math.min(-more, math.max(0, unfilled)))
+    elseif unfilled + more > 0 then
+      if level == 0 then settled = unfilled + more else settled = level + more end
+      settled = math.min(settled, math.max(level, 2 * capacity))
+    end
+    if settled < level then
+      redis.call('SET', key, clock + settled, 'KEEPTTL')
+    elseif settled > level then
+      local due, span = clock + settled, SPAN * scale
+      redis.call('SET', key, due, 'PX', math.ceil((due - due % span + span - clock) / (1000 * scale)))
+    end
+  end
+end
+
+return now
