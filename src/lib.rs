@@ -2,6 +2,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(all(test, feature = "redis"))]
+mod agreement;
 mod error;
 mod key;
 pub mod limit;

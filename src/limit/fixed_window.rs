@@ -53,9 +53,16 @@ impl FixedWindow {
 
     /// Corrects a charge whose window is still open; what goes beyond the limit is debt until it ends.
     pub(super) fn settle(&mut self, policy: &Policy, now: Micros, ends_ms: u64, charged: u32, cost: u32) {
-        if self.left_ms(policy, now) != 0 && self.ends_ms == ends_ms {
+        if self.left_ms(policy, now) != 0 && self.ends_ms.abs_diff(ends_ms) <= Self::end_off_by_ms(policy) {
             self.used = self.used.saturating_sub(charged.saturating_sub(cost)).saturating_add(cost.saturating_sub(charged));
         }
+    }
+
+    /// Returns how far the ends of one and the same window may lie apart.
+    ///
+    /// A store that has the window as a key's lifetime reads its clock and the lifetime one after the other.
+    pub(crate) fn end_off_by_ms(policy: &Policy) -> u64 {
+        (policy.quota().window_ms() / 2).min(5)
     }
 
     pub(super) fn ends(&self) -> Micros {

@@ -23,6 +23,12 @@ struct Entry {
     units: u32,
 }
 
+/// The charges at the front that no longer count.
+struct Over {
+    count: usize,
+    units: u32,
+}
+
 impl SlidingWindow {
     /// Moves charges from the future to now, and drops those that are over: at most [`TRIM`] at a time.
     ///
@@ -40,16 +46,21 @@ impl SlidingWindow {
             self.entries.shrink_to(SMALL);
             return healed;
         }
-        for _ in 0..TRIM {
-            match self.entries.front() {
-                Some(entry) if entry.at + window <= now => {
-                    self.used = self.used.saturating_sub(entry.units);
-                    self.entries.pop_front();
-                }
-                _ => break,
-            }
-        }
+        let over = self.over(policy, now);
+        self.entries.drain(..over.count);
+        self.used = self.used.saturating_sub(over.units);
         healed
+    }
+
+    /// Counts the oldest charges that are over, at most [`TRIM`].
+    fn over(&self, policy: &Policy, now: Micros) -> Over {
+        let window = policy.window_micros();
+        let mut over = Over { count: 0, units: 0 };
+        for entry in self.entries.iter().take(TRIM).take_while(|entry| entry.at + window <= now) {
+            over.count += 1;
+            over.units = entry.units.saturating_add(over.units);
+        }
+        over
     }
 
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
@@ -60,20 +71,23 @@ impl SlidingWindow {
             moved.move_future_to(now);
             return moved.standing(policy, now, cost);
         }
-        if self.used == 0 || self.last + window <= now {
+        let over = self.over(policy, now);
+        let used = self.used.saturating_sub(over.units);
+        if used == 0 || self.last + window <= now {
             let wait = if cost > limit { Standing::NEVER } else { 0 };
             return Standing { remaining: limit, next: 0, full: 0, wait };
         }
         let until = |at: Micros| (at + window).saturating_sub(now).max(1);
-        let wait = match excess(self.used, cost, limit) {
+        let left_by = |units: u32| self.left_by(over.count, units);
+        let wait = match excess(used, cost, limit) {
             _ if cost == 0 => 0,
             _ if cost > limit => Standing::NEVER,
             0 => 0,
-            excess => until(self.left_by(excess)),
+            excess => until(left_by(excess)),
         };
         Standing {
-            remaining: limit.saturating_sub(self.used),
-            next: until(self.left_by(excess(self.used, 1, limit).max(1))),
+            remaining: limit.saturating_sub(used),
+            next: until(left_by(excess(used, 1, limit).max(1))),
             full: until(self.last),
             wait,
         }
@@ -125,18 +139,19 @@ impl SlidingWindow {
         self.last = now;
     }
 
-    /// Returns the instant of the charge with which `units` have left, at the latest.
+    /// Returns the instant of the charge with which `units` have left, at the latest, not counting the oldest
+    /// `skip` charges.
     ///
     /// Looks at [`WALK`] charges; past those it counts each as one unit, which can only make the answer later.
-    fn left_by(&self, units: u32) -> Micros {
+    fn left_by(&self, skip: usize, units: u32) -> Micros {
         let mut missing = units;
-        for entry in self.entries.iter().take(WALK) {
+        for entry in self.entries.iter().skip(skip).take(WALK) {
             if missing <= entry.units {
                 return entry.at;
             }
             missing -= entry.units;
         }
-        let index = usize::try_from(missing).unwrap_or(usize::MAX).saturating_add(WALK - 1);
+        let index = usize::try_from(missing).unwrap_or(usize::MAX).saturating_add(skip + WALK - 1);
         self.entries.get(index).or(self.entries.back()).map_or(self.last, |entry| entry.at)
     }
 

@@ -189,7 +189,11 @@ pub struct Adjustment<'a> {
     cost: u32,
 }
 
-impl Adjustment<'_> {
+impl<'a> Adjustment<'a> {
+    pub(crate) fn new(policy: &'a Policy, subject: &'a Key, receipt: Receipt, charged: u32, cost: u32) -> Self {
+        Self { policy, subject, receipt, charged, cost }
+    }
+
     /// Returns the policy under which the charge was made.
     pub fn policy(&self) -> &Policy {
         self.policy
@@ -322,13 +326,7 @@ impl Charge {
             .iter()
             .filter(first)
             .filter(|item| item.charged != cost)
-            .map(|item| Adjustment {
-                policy: &item.policy,
-                subject: &item.subject,
-                receipt: item.receipt,
-                charged: item.charged,
-                cost,
-            })
+            .map(|item| Adjustment::new(&item.policy, &item.subject, item.receipt, item.charged, cost))
             .collect();
         if due.is_empty() { Answer::ready(Ok(())) } else { self.settler.settle(&due) }
     }

@@ -82,7 +82,9 @@ impl TokenBucket {
             }
             .min(level.max(2 * capacity(policy)))
         };
-        self.set_level(now, settled);
+        if settled != level {
+            self.set_level(now, settled);
+        }
     }
 
     pub(super) fn ends(&self) -> Micros {

@@ -71,8 +71,8 @@ pub(super) fn settle_frame(now: Option<Micros>, adjustments: &[Adjustment<'_>]) 
         let (charged, cost) = (adjustment.charged_u32(), adjustment.cost_u32());
         match adjustment.receipt().proof() {
             Proof::Window { ends_ms } => {
-                let off_by = (policy.quota().window_ms() / 2).min(WINDOW_END_OFF_BY_MS);
-                frame.push(FIXED_WINDOW).push(ends_ms).push(off_by).push_signed(i64::from(cost) - i64::from(charged));
+                let (off_by, more) = (FixedWindow::end_off_by_ms(policy), i64::from(cost) - i64::from(charged));
+                frame.push(FIXED_WINDOW).push(ends_ms).push(off_by).push_signed(more);
             }
             Proof::Entry { at, tie } => {
                 frame.push(SLIDING_WINDOW).push(at).push(tie.into()).push(charged.into()).push(cost.into());
@@ -82,11 +82,10 @@ pub(super) fn settle_frame(now: Option<Micros>, adjustments: &[Adjustment<'_>]) 
                 let grain = TokenBucket::grain(policy);
                 let arrival = ticks.div_ceil(grain);
                 let arrival = if grain == 1 { arrival % ERA } else { arrival };
-                // What is more than two full buckets comes to the same.
-                let most = 2 * TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
-                let time = |units: u32| (u64::from(units)).saturating_mul(policy.interval() / grain).min(most).cast_signed();
+                let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
+                let time = |units: u32| u64::from(units).saturating_mul(policy.interval() / grain).min(MOST_TIME).cast_signed();
                 let more = if cost > charged { time(cost - charged) } else { -time(charged - cost) };
-                frame.push(TOKEN_BUCKET).push(arrival).push_signed(more).push(most / 2).push(UNITS_PER_MICRO / grain);
+                frame.push(TOKEN_BUCKET).push(arrival).push_signed(more).push(capacity).push(UNITS_PER_MICRO / grain);
             }
             // Not from this store: it says nothing here. The frame keeps its shape.
             Proof::None | Proof::Foreign(_) => {
@@ -248,7 +247,6 @@ const TOKEN_BUCKET: u64 = 3;
 const UNITS_PER_MICRO: u64 = 10;
 /// The era of fast buckets, in those.
 const ERA: u64 = 1_000_000_000_000_000;
+/// More than all buckets hold, and little enough that a script's sums stay below 2⁵³.
+const MOST_TIME: u64 = 1 << 51;
 const RENEWAL_SPAN_MICROS: u64 = 1 << 20;
-/// A server reads its clock and a key's lifetime one after the other; the end of a window made of both may be
-/// off by as much as lies between.
-const WINDOW_END_OFF_BY_MS: u64 = 5;

@@ -47,7 +47,7 @@ impl Redis {
     /// If the address is not of that form.
     pub fn open(url: &str) -> Result<Self, Error> {
         let connections = Arc::new(Connections::open(url)?);
-        Ok(Self { connections, prefix: "tollgate".into(), buckets: 256, now: None })
+        Ok(Self { connections, prefix: "tollgate".into(), buckets: DEFAULT_BUCKETS, now: None })
     }
 
     /// Sets what all keys begin with; the default is `tollgate`.
@@ -78,6 +78,12 @@ impl Redis {
     fn key(&self, policy: &Policy, subject: &Key) -> Vec<u8> {
         limit::key(&self.prefix, self.buckets, policy, subject)
     }
+}
+
+/// Returns the name of a key, for tests that look at the server.
+#[cfg(test)]
+pub(crate) fn key_for_tests(prefix: &str, policy: &Policy, subject: &Key) -> Vec<u8> {
+    limit::key(prefix, DEFAULT_BUCKETS, policy, subject)
 }
 
 impl Store for Redis {
@@ -112,3 +118,7 @@ impl fmt::Debug for Redis {
         f.debug_struct("Redis").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
+
+/// Buckets into which subjects are spread. Enough to use every node of a large cluster, few enough that decisions
+/// for different subjects can often travel together.
+const DEFAULT_BUCKETS: u16 = 256;

@@ -1,0 +1,311 @@
+//! The pure step, the memory engine and a real Redis decide alike.
+//!
+//! Random histories of decisions, settles, quota changes, resets and clock steps run through all three; every
+//! field of every outcome is compared. The script's clock is set; keys end by the server's own clock, so the
+//! test ends them when the pure step says that they are over, and allows the times of a fixed window, whose key's
+//! lifetime is the state, to be off by what a call takes.
+
+#[allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#[path = "../tests/support/server.rs"]
+mod server;
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use proptest::{collection::vec, prelude::*};
+use tokio::runtime::Runtime;
+
+use self::server::Server;
+use crate::{
+    Decision, Demand, Key, Memory, Policy, Quota, Redis,
+    limit::{Adjustment, Micros, Outcome, Outcomes, State, Store},
+    memory::ManualClock,
+};
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Asks some policies, for one subject each, at some cost.
+    Decide(Vec<(usize, usize, u64)>),
+    /// Settles an earlier charge.
+    Settle(usize, u32),
+    Advance(u64),
+    StepBack(u64),
+    /// Gives a policy another of its quotas.
+    Change(usize, usize),
+    Reset(usize, usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let cost = prop_oneof![8 => 1..4u64, 2 => Just(0), 1 => 4..12u64, 1 => Just(1_000)];
+    let demand = (0..POLICIES, 0..2usize, cost);
+    // Parts of a millisecond matter to all but the fixed window; whole ones come in steps that leave its end
+    // well to one side or the other of now.
+    let time = || prop_oneof![2 => 0..1_000u64, 6 => (1..60u64).prop_map(|steps| steps * 50_000), 1 => Just(3_600_000_000)];
+    prop_oneof![
+        12 => vec(demand, 1..4).prop_map(Op::Decide),
+        2 => (0..8usize, prop_oneof![0..15u32, Just(100)]).prop_map(|(charge, cost)| Op::Settle(charge, cost)),
+        5 => time().prop_map(Op::Advance),
+        1 => time().prop_map(Op::StepBack),
+        1 => (0..POLICIES, 0..QUOTAS).prop_map(|(policy, quota)| Op::Change(policy, quota)),
+        1 => (0..POLICIES, 0..2usize).prop_map(|(policy, subject)| Op::Reset(policy, subject)),
+    ]
+}
+
+const POLICIES: usize = 5;
+const QUOTAS: usize = 4;
+
+fn policy(index: usize, quota: usize) -> Policy {
+    let quota = |texts: [&str; QUOTAS]| texts[quota].parse::<Quota>().expect("a quota");
+    match index {
+        0 => Policy::fixed_window("fixed", quota(["5/1s", "10/1s", "2/1s", "5/3s"])),
+        1 => Policy::fixed_window("aligned", quota(["5/1s", "10/1s", "2/1s", "5/3s"])).aligned(),
+        2 => Policy::sliding_window("log", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
+        3 => Policy::token_bucket("slow", quota(["5/1s", "10/1s", "2/1s", "7/3s"])),
+        _ => Policy::token_bucket("fast", quota(["2000/s", "997/s", "90/s", "100000/s"])).burst(9),
+    }
+}
+
+/// One history's three stores.
+struct Trio {
+    started: Instant,
+    now: Micros,
+    policies: Vec<Policy>,
+    pure: HashMap<(usize, usize), (State, Micros)>,
+    memory: Memory,
+    clock: ManualClock,
+    redis: Redis,
+    prefix: String,
+    charges: Vec<(Policy, Key, [Outcome; 3], (usize, usize))>,
+}
+
+impl Trio {
+    fn new(server: &Server) -> Self {
+        static HISTORIES: AtomicU32 = AtomicU32::new(0);
+        let prefix = format!("h{}", HISTORIES.fetch_add(1, Ordering::Relaxed));
+        let (memory, clock) = Memory::manual();
+        // Half-way between the instants at which aligned windows end.
+        clock.advance(Duration::from_millis(25));
+        let now = Micros::try_from(clock.elapsed_since_epoch().as_micros()).expect("a time");
+        let redis = Redis::open(&server.url()).expect("an address").prefix(&prefix).expect("a prefix");
+        let policies = (0..POLICIES).map(|index| policy(index, 0)).collect();
+        #[allow(clippy::disallowed_methods)]
+        let started = Instant::now();
+        Self { started, now, policies, pure: HashMap::new(), memory, clock, redis, prefix, charges: Vec::new() }
+    }
+
+    fn apply(&mut self, op: &Op, rt: &Runtime, admin: &mut redis::Connection) {
+        match op {
+            Op::Decide(asked) => self.decide(asked, rt, admin),
+            Op::Settle(charge, cost) => self.settle(*charge, *cost, rt, admin),
+            Op::Advance(by) => {
+                self.clock.advance(Duration::from_micros(*by));
+                self.now += by;
+            }
+            Op::StepBack(by) => {
+                self.clock.step_back(Duration::from_micros(*by));
+                self.now -= by;
+                self.prolong_keys(*by, admin);
+            }
+            Op::Change(index, quota) => self.policies[*index] = policy(*index, *quota),
+            Op::Reset(index, subject) => {
+                let (policy, key) = (&self.policies[*index], subject_key(*subject));
+                self.pure.remove(&(*index, *subject));
+                rt.block_on(self.memory.reset(policy, &key)).expect("memory resets");
+                rt.block_on(self.redis.reset(policy, &key)).expect("redis resets");
+            }
+        }
+    }
+
+    fn decide(&mut self, asked: &[(usize, usize, u64)], rt: &Runtime, admin: &mut redis::Connection) {
+        let mut asked = asked.to_vec();
+        asked.sort_unstable();
+        asked.dedup_by_key(|(policy, subject, _)| (*policy, *subject));
+        self.end_keys(rt, admin);
+
+        let policies = self.policies.clone();
+        let demands: Vec<_> = asked
+            .iter()
+            .map(|(index, subject, cost)| Demand::new(&policies[*index], subject_key(*subject).as_str()).cost(*cost))
+            .collect();
+        let pure = self.decide_purely(&asked, &demands);
+        let memory = rt.block_on(self.memory.decide(&demands)).expect("memory answers");
+        let redis = rt.block_on(self.redis_now().decide(&demands)).expect("redis answers");
+        for (i, (index, ..)) in asked.iter().enumerate() {
+            let [p, m, r] = [&pure, &memory, &redis].map(|decision| &decision.outcomes()[i]);
+            assert_alike("memory", p, m, Duration::ZERO);
+            assert_alike("redis", p, r, if *index < 2 { CALL } else { Duration::ZERO });
+        }
+        for (i, (index, subject, _)) in asked.iter().enumerate() {
+            let outcomes = [&pure, &memory, &redis].map(|decision| decision.outcomes()[i].clone());
+            if pure.is_allowed() && outcomes[0].cost() > 0 {
+                let place = (*index, *subject);
+                self.charges.push((policies[*index].clone(), *demands[i].subject(), outcomes, place));
+            }
+        }
+        self.check_lifetimes(admin);
+    }
+
+    fn decide_purely(&mut self, asked: &[(usize, usize, u64)], demands: &[Demand<'_>]) -> Decision {
+        let now = self.now;
+        let mut outcomes = Outcomes::new();
+        for ((index, subject, _), demand) in asked.iter().zip(demands) {
+            let (policy, cost) = (demand.policy(), demand.cost_u32());
+            let standing = match self.pure.get_mut(&(*index, *subject)).filter(|(_, ends)| *ends > now) {
+                Some((state, ends)) => {
+                    if cost > 0 && state.tidy(policy, now) {
+                        *ends = state.ends(policy);
+                    }
+                    state.standing(policy, now, cost)
+                }
+                None => State::fresh(policy).standing(policy, now, cost),
+            };
+            outcomes.push(Outcome::before(policy, standing, cost));
+        }
+        if outcomes.iter().all(Outcome::is_allowed) {
+            for (((index, subject, _), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
+                let (policy, cost) = (demand.policy(), demand.cost_u32());
+                if cost > 0 {
+                    let (state, ends) = self.pure.entry((*index, *subject)).or_insert((State::fresh(policy), 0));
+                    if *ends <= now {
+                        *state = State::fresh(policy);
+                    }
+                    let receipt = state.charge(policy, now, cost);
+                    *ends = state.ends(policy);
+                    *outcome = Outcome::allowed(policy, state.standing(policy, now, cost), cost, receipt);
+                }
+            }
+        }
+        Decision::by(outcomes)
+    }
+
+    fn settle(&mut self, charge: usize, cost: u32, rt: &Runtime, admin: &mut redis::Connection) {
+        if self.charges.is_empty() {
+            return;
+        }
+        self.end_keys(rt, admin);
+        let (policy, key, outcomes, place) = self.charges.swap_remove(charge % self.charges.len());
+        let [pure, memory, redis] = &outcomes;
+        let adjust = |outcome: &Outcome| Adjustment::new(&policy, &key, outcome.receipt(), outcome.cost(), cost);
+        let now = self.now;
+        let (state, ends) = self.pure.entry(place).or_insert((State::fresh(&policy), 0));
+        if *ends <= now {
+            *state = State::fresh(&policy);
+        }
+        if let Some(put_off) = state.settle(&policy, now, pure.receipt(), pure.cost(), cost) {
+            *ends = put_off.max(*ends);
+        }
+        rt.block_on(self.memory.settle(&[adjust(memory)])).expect("memory settles");
+        rt.block_on(self.redis_now().settle(&[adjust(redis)])).expect("redis settles");
+        self.check_lifetimes(admin);
+    }
+
+    fn redis_now(&self) -> Redis {
+        self.redis.clone().at_time_for_tests(self.now)
+    }
+
+    /// Ends keys as time would have, and sets what is left of fixed windows to what it would be.
+    ///
+    /// What has ended is forgotten everywhere, since a clock that steps back does not bring it to life again.
+    fn end_keys(&mut self, rt: &Runtime, admin: &mut redis::Connection) {
+        for (index, subject) in self.pure.keys().copied().collect::<Vec<_>>() {
+            let key = self.redis_key(index, subject);
+            let (state, ends) = &self.pure[&(index, subject)];
+            // A window that ends while the call is under way could be over for one and not for the other.
+            let about_to_end = matches!(state, State::FixedWindow(_)) && *ends <= self.now + 30_000;
+            if *ends <= self.now || about_to_end {
+                let _: () = redis::cmd("DEL").arg(key).query(admin).expect("DEL");
+                self.pure.remove(&(index, subject));
+                rt.block_on(self.memory.reset(&self.policies[index], &subject_key(subject))).expect("memory resets");
+            } else if matches!(state, State::FixedWindow(_)) {
+                let left_ms = ends / 1_000 - self.now / 1_000;
+                let _: () = redis::cmd("PEXPIRE").arg(key).arg(left_ms).query(admin).expect("PEXPIRE");
+            }
+        }
+    }
+
+    /// Lets keys live longer, as a clock that steps back does.
+    fn prolong_keys(&self, by: Micros, admin: &mut redis::Connection) {
+        for (index, subject) in self.pure.keys() {
+            let key = self.redis_key(*index, *subject);
+            let left: i64 = redis::cmd("PTTL").arg(&key).query(admin).expect("PTTL");
+            if left > 0 {
+                let longer = left.unsigned_abs() + by.div_ceil(1_000);
+                let _: () = redis::cmd("PEXPIRE").arg(&key).arg(longer).query(admin).expect("PEXPIRE");
+            }
+        }
+    }
+
+    /// No key lives for ever, or ends before its state does.
+    fn check_lifetimes(&self, admin: &mut redis::Connection) {
+        for ((index, subject), (state, ends)) in &self.pure {
+            let key = self.redis_key(*index, *subject);
+            let left: i64 = redis::cmd("PTTL").arg(&key).query(admin).expect("PTTL");
+            assert_ne!(left, -1, "{key} has no expiry");
+            // Time stands still in a history and not on the server: each lifetime that the script has set gets
+            // this much more, so that no key ends by itself, and shows by its size whether it was set anew.
+            let left = if left > MUCH_MS / 2 { left - MUCH_MS } else { left };
+            if left > 0 {
+                let _: () = redis::cmd("PEXPIRE").arg(&key).arg(left + MUCH_MS).query(admin).expect("PEXPIRE");
+            }
+            let ends = state.ends(&self.policies[*index]).min(*ends);
+            let due = i64::try_from(ends.saturating_sub(self.now) / 1_000).expect("a lifetime");
+            // Lifetimes run by the real clock, while the history stands still.
+            let passed = i64::try_from((CALL + self.started.elapsed()).as_millis()).expect("milliseconds");
+            assert!(left + passed >= due || due == 0, "{key} ends in {left} ms, its state in {due} ms: {state:?}");
+        }
+    }
+
+    fn redis_key(&self, index: usize, subject: usize) -> String {
+        let policy = &self.policies[index];
+        let key = crate::redis::key_for_tests(&self.prefix, policy, &subject_key(subject));
+        String::from_utf8(key).expect("a readable key")
+    }
+}
+
+fn subject_key(subject: usize) -> Key {
+    Key::from(format!("subject-{subject}"))
+}
+
+fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) {
+    assert_eq!((pure.is_allowed(), pure.remaining()), (other.is_allowed(), other.remaining()), "{engine}: {other:?}, not {pure:?}");
+    assert_eq!((pure.policy(), pure.limit(), pure.window()), (other.policy(), other.limit(), other.window()));
+    assert_eq!((pure.algorithm(), pure.is_never(), pure.cost()), (other.algorithm(), other.is_never(), other.cost()));
+    let times = |outcome: &Outcome| [Some(outcome.next_unit_in()), Some(outcome.full_in()), outcome.passes_in()];
+    for (p, o) in times(pure).into_iter().zip(times(other)) {
+        let close = match (p, o) {
+            (Some(p), Some(o)) => p.abs_diff(o) <= slack,
+            (p, o) => p == o,
+        };
+        assert!(close, "{engine}: {other:?}, not {pure:?}");
+    }
+}
+
+/// What a call may take on a busy machine. Ends and instants lie 50 ms apart.
+const CALL: Duration = Duration::from_millis(30);
+
+const MUCH_MS: i64 = 1_000_000_000;
+
+#[test]
+fn all_engines_decide_alike() {
+    let server = Server::start();
+    let rt = Runtime::new().expect("a runtime");
+    let admin = std::cell::RefCell::new(server.admin());
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: std::env::var("TOLLGATE_HISTORIES").map_or(300, |cases| cases.parse().expect("a number")),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let result = runner.run(&vec(op(), 1..60), |history| {
+        let mut trio = Trio::new(&server);
+        for op in &history {
+            trio.apply(op, &rt, &mut admin.borrow_mut());
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Real Redis servers: started on free ports, ended by handle.
+
+use std::{
+    env, fs,
+    net::{TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+/// A `redis-server` of our own; it ends when this is dropped.
+pub struct Server {
+    child: Child,
+    port: u16,
+    dir: tempfile::TempDir,
+    args: Vec<String>,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with more arguments than the usual ones.
+    pub fn start_with(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a folder for the server");
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        // Between looking for a port and listening on it somebody else may take it.
+        for _ in 0..20 {
+            let port = free_port();
+            let mut child = spawn(port, &dir, &args, &[]);
+            if answers(port, &mut child) {
+                return Self { child, port, dir, args };
+            }
+            end(&mut child);
+        }
+        panic!("redis-server did not start; its log: {}", fs::read_to_string(dir.path().join("log")).unwrap_or_default());
+    }
+
+    /// Starts a server whose clock is read through libfaketime; `None` if that is not installed.
+    pub fn start_with_fake_clock() -> Option<(Self, FakeClock)> {
+        let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib"]
+            .iter()
+            .flat_map(|dir| [format!("{dir}/faketime/libfaketimeMT.so.1"), format!("{dir}/libfaketimeMT.so.1")])
+            .find(|path| PathBuf::from(path).exists())?;
+        let dir = tempfile::tempdir().expect("a folder for the server");
+        let clock = FakeClock(dir.path().join("clock"));
+        clock.shift("+0s");
+        let file = clock.0.display().to_string();
+        let vars = [
+            ("LD_PRELOAD", library.as_str()),
+            ("FAKETIME_TIMESTAMP_FILE", file.as_str()),
+            ("FAKETIME_NO_CACHE", "1"),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ];
+        let port = free_port();
+        let mut child = spawn(port, &dir, &[], &vars);
+        assert!(answers(port, &mut child), "redis-server does not start under libfaketime");
+        Some((Self { child, port, dir, args: Vec::new() }, clock))
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Returns a plain connection, for looking behind the scenes.
+    pub fn admin(&self) -> redis::Connection {
+        self.admin_as("")
+    }
+
+    pub fn admin_as(&self, user_info: &str) -> redis::Connection {
+        let client = redis::Client::open(format!("redis://{user_info}127.0.0.1:{}", self.port)).expect("an address");
+        client.get_connection().expect("a connection to our own server")
+    }
+
+    /// Ends the server at once, without a chance to save.
+    pub fn kill(&mut self) {
+        end(&mut self.child);
+    }
+
+    /// Starts it again, on the same port and with nothing kept.
+    pub fn restart(&mut self) {
+        end(&mut self.child);
+        self.child = spawn(self.port, &self.dir, &self.args, &[]);
+        assert!(answers(self.port, &mut self.child), "redis-server does not start again");
+    }
+
+    /// Returns the process, for signals.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+/// Shifts the clock of a server against the real one.
+pub struct FakeClock(PathBuf);
+
+impl FakeClock {
+    /// Sets the difference to the real time: `+0s`, `-1h`, `+2d`.
+    pub fn shift(&self, by: &str) {
+        fs::write(&self.0, by).expect("the clock's file");
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+fn spawn(port: u16, dir: &tempfile::TempDir, args: &[String], vars: &[(&str, &str)]) -> Child {
+    let program = env::var("TOLLGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    Command::new(&program)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args(["--logfile", "log", "--dir"])
+        .arg(dir.path())
+        .args(args)
+        .envs(vars.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!(
+                "cannot start `{program}`: {error}\n\
+                 These tests need a Redis server: `apt-get install redis-server`, `brew install redis`,\n\
+                 or set TOLLGATE_REDIS_SERVER to the path of a redis-server or valkey-server."
+            )
+        })
+}
+
+/// Waits until the server accepts connections; returns false if it has ended instead.
+fn answers(port: u16, child: &mut Child) -> bool {
+    for _ in 0..500 {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return false;
+        }
+        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            return true;
+        }
+        // The server tells nobody when it is ready.
+        thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+fn end(child: &mut Child) {
+    // Both fail only if it has ended already.
+    let _ = child.kill();
+    let _ = child.wait();
+}
