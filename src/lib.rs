@@ -6,6 +6,7 @@
 mod agreement;
 mod error;
 mod key;
+pub mod layer;
 pub mod limit;
 mod limiter;
 mod memory;
@@ -16,6 +17,7 @@ mod shield;
 pub use self::{
     error::Error,
     key::{Key, KeyWriter},
+    layer::{PeerAddr, RateLimitLayer, Rule},
     limit::{Decision, Demand, OnError, Policy, Quota},
     limiter::Limiter,
     memory::{ManualClock, Memory},

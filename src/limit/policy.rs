@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use super::{Algorithm, MAX_UNITS, Quota};
 use crate::error::Error;
@@ -51,10 +51,10 @@ impl Policy {
     ///
     /// If the name is not 1 to 64 of `A-Z a-z 0-9 . _ -`, or the quota is faster than a token bucket can count
     /// (100,000 units per second).
-    pub fn new(name: impl Into<String>, quota: Quota, algorithm: Algorithm) -> Result<Self, Error> {
+    pub fn new(name: impl Into<Cow<'static, str>>, quota: Quota, algorithm: Algorithm) -> Result<Self, Error> {
         let name = name.into();
         match interval_checked(name.as_bytes(), quota, algorithm) {
-            Ok(interval) => Ok(Self::of(Name::Shared(name.into()), quota, algorithm, interval)),
+            Ok(interval) => Ok(Self::of(name.into(), quota, algorithm, interval)),
             Err(Wrong::Name) => Err(Error::invalid(format!("policy name `{}`: {NAMES}", name.escape_debug()))),
             Err(_) => Err(Error::invalid(format!("policy `{name}`: {quota} as a token bucket: {TOO_FAST}"))),
         }
@@ -297,6 +297,15 @@ impl Name {
     }
 }
 
+impl From<Cow<'static, str>> for Name {
+    fn from(name: Cow<'static, str>) -> Self {
+        match name {
+            Cow::Borrowed(name) => Self::Static(name),
+            Cow::Owned(name) => Self::Shared(name.into()),
+        }
+    }
+}
+
 impl PartialEq for Name {
     fn eq(&self, other: &Self) -> bool {
         self.as_str() == other.as_str()
@@ -356,7 +365,7 @@ mod tests {
         assert!(error.to_string().contains("fixed window"), "{error}");
         assert!(Policy::new("quick", quick, Algorithm::FixedWindow).is_ok());
         for name in ["", "a b", "a\"b", "a:b", "naïve", &"x".repeat(65)] {
-            let error = Policy::new(name, Quota::per_second(1), Algorithm::FixedWindow).expect_err(name);
+            let error = Policy::new(name.to_owned(), Quota::per_second(1), Algorithm::FixedWindow).expect_err(name);
             assert!(error.to_string().contains("1 to 64"), "{error}");
         }
         let slow = Policy::new("slow", "1/366d".parse().expect("quota"), Algorithm::TokenBucket).expect("valid");

@@ -44,7 +44,11 @@ pub struct Demand<'a> {
 impl<'a> Demand<'a> {
     /// Asks for one unit.
     pub fn new(policy: &'a Policy, subject: impl Into<Key>) -> Self {
-        Self { policy, subject: subject.into(), cost: 1 }
+        Self::of(policy, subject.into(), 1)
+    }
+
+    pub(crate) fn of(policy: &'a Policy, subject: Key, units: u64) -> Self {
+        Self { policy, subject, cost: saturate(units) }
     }
 
     /// Asks for `units` instead; zero asks how things stand and charges nothing.

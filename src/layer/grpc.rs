@@ -1,0 +1,126 @@
+//! Refusals for gRPC: trailers-only responses, written by hand so that no gRPC library is needed.
+
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
+use http::{HeaderValue, Response, header, request::Parts};
+
+use super::RefusalBody;
+use crate::limit::Decision;
+
+pub(super) const INVALID_ARGUMENT: u8 = 3;
+const RESOURCE_EXHAUSTED: u8 = 8;
+pub(super) const INTERNAL: u8 = 13;
+pub(super) const UNAVAILABLE: u8 = 14;
+
+/// Returns the content type to answer a gRPC or gRPC-Web request with; `None` for any other request.
+///
+/// Such a request has `application/grpc` followed by its end, `+` or `;` (gRPC over HTTP/2, Requests), or one of
+/// the gRPC-Web types, which clients want back as they sent it.
+pub(super) fn content_type(request: &Parts) -> Option<HeaderValue> {
+    let value = request.headers.get(header::CONTENT_TYPE)?;
+    let rest = value.as_bytes().strip_prefix(b"application/grpc")?;
+    match rest {
+        [] | [b'+' | b';', ..] => Some(HeaderValue::from_static("application/grpc")),
+        [b'-', b'w', b'e', b'b', ..] => Some(value.clone()),
+        _ => None,
+    }
+}
+
+/// Answers status 8 with what a client needs to come back in time.
+///
+/// `grpc-retry-pushback-ms` is what the retry policy of gRPC libraries obeys (proposal A6), -1 telling them not to
+/// retry. `RetryInfo` and `QuotaFailure` in the details are what OpenTelemetry, Google's clients and people read.
+pub(super) fn over_limit(content_type: HeaderValue, decision: &Decision, message: &str) -> Response<RefusalBody> {
+    let mut response = status(content_type, RESOURCE_EXHAUSTED, message);
+    let headers = response.headers_mut();
+    let wait = decision.retry_after();
+    let pushback = wait.map(|wait| i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX).max(1));
+    headers.insert("grpc-retry-pushback-ms", HeaderValue::from(pushback.unwrap_or(-1)));
+
+    let mut details = Message::default();
+    details.number(1, RESOURCE_EXHAUSTED.into());
+    details.text(2, message);
+    if let Some(ms) = pushback.map(i32::unsigned_abs).map(u64::from) {
+        let mut delay = Message::default();
+        delay.number(1, ms / 1_000);
+        delay.number(2, ms % 1_000 * 1_000_000);
+        let mut retry = Message::default();
+        retry.bytes(1, &delay.0);
+        details.any(3, "RetryInfo", &retry);
+    }
+    let mut failure = Message::default();
+    for outcome in decision.outcomes().iter().filter(|outcome| !outcome.is_allowed()) {
+        let mut violation = Message::default();
+        violation.text(1, outcome.policy());
+        violation.text(2, &format!("{} units in {:?}", outcome.limit(), outcome.window()));
+        violation.text(5, outcome.policy());
+        violation.number(7, outcome.limit());
+        failure.bytes(1, &violation.0);
+    }
+    details.any(3, "QuotaFailure", &failure);
+    let details = STANDARD_NO_PAD.encode(&details.0);
+    headers.insert("grpc-status-details-bin", HeaderValue::try_from(details).expect("base64 is header text"));
+    response
+}
+
+/// Answers with a status and no message: one header block that ends the stream.
+pub(super) fn status(content_type: HeaderValue, code: u8, message: &str) -> Response<RefusalBody> {
+    let mut response = Response::new(RefusalBody::default());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, content_type);
+    headers.insert("grpc-status", HeaderValue::from(u16::from(code)));
+    let message = HeaderValue::try_from(percent_encoded(message)).expect("percent-encoding leaves header text");
+    headers.insert("grpc-message", message);
+    response
+}
+
+/// Encodes all but printable ASCII, and the percent sign (gRPC over HTTP/2, Responses).
+fn percent_encoded(message: &str) -> String {
+    let mut encoded = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b'%' | ..b' ' | 0x7f.. => encoded.push_str(&format!("%{byte:02X}")),
+            byte => encoded.push(char::from(byte)),
+        }
+    }
+    encoded
+}
+
+/// A protobuf message in its wire format, of the three kinds of field that status details have.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    /// Zero is what a field without a value means, and is not written.
+    fn number(&mut self, field: u8, number: u64) {
+        if number != 0 {
+            self.0.push(field << 3);
+            self.varint(number);
+        }
+    }
+
+    fn text(&mut self, field: u8, text: &str) {
+        self.bytes(field, text.as_bytes());
+    }
+
+    fn bytes(&mut self, field: u8, bytes: &[u8]) {
+        self.0.push(field << 3 | 2);
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Writes a `google.protobuf.Any` that holds a message of `google.rpc`.
+    fn any(&mut self, field: u8, name: &str, message: &Message) {
+        let mut any = Message::default();
+        any.text(1, &format!("type.googleapis.com/google.rpc.{name}"));
+        any.bytes(2, &message.0);
+        self.bytes(field, &any.0);
+    }
+
+    fn varint(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(u8::try_from(number & 0x7f).expect("seven bits") | 0x80);
+            number >>= 7;
+        }
+        self.0.push(u8::try_from(number).expect("seven bits"));
+    }
+}

@@ -1,0 +1,232 @@
+use std::{cell::RefCell, sync::Once, time::Duration};
+
+use bytes::BytesMut;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::limit::{Decision, Outcome};
+
+/// Which fields tell clients where they stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Dialect {
+    /// `RateLimit` and `RateLimit-Policy` as of draft-ietf-httpapi-ratelimit-headers-11.
+    #[default]
+    Draft11,
+    /// No such fields. Refusals still have `Retry-After`.
+    None,
+}
+
+/// Adds the `RateLimit` and `RateLimit-Policy` fields of a decision to a response's headers.
+///
+/// For handlers and `axum::middleware::from_fn`; a [`RateLimitLayer`](super::RateLimitLayer) does it by itself.
+/// What an inner layer has written stays in front. A decision made without the store adds nothing.
+pub fn write_fields(decision: &Decision, headers: &mut HeaderMap) {
+    write_draft_11(decision.outcomes(), None, headers);
+}
+
+/// Adds the fields; `policies` is the value of `RateLimit-Policy` for these outcomes, if that is known.
+pub(super) fn write_draft_11(outcomes: &[Outcome], policies: Option<&HeaderValue>, headers: &mut HeaderMap) {
+    if outcomes.is_empty() {
+        return;
+    }
+    if headers.contains_key(RATE_LIMIT) || headers.contains_key(RATE_LIMIT_POLICY) {
+        write_beside_others(outcomes, headers);
+        return;
+    }
+    let policies = policies.cloned().unwrap_or_else(|| list(outcomes, write_policy));
+    headers.insert(RATE_LIMIT_POLICY, policies);
+    headers.insert(RATE_LIMIT, list(outcomes, write_state));
+}
+
+/// Adds to what an inner layer has written, but no name a second time: clients join both fields by it.
+#[cold]
+fn write_beside_others(outcomes: &[Outcome], headers: &mut HeaderMap) {
+    type Item = fn(&mut Buffer<'_>, &Outcome);
+    for (field, item) in [(RATE_LIMIT_POLICY, write_policy as Item), (RATE_LIMIT, write_state as Item)] {
+        let taken = |outcome: &Outcome| headers.get_all(&field).iter().any(|value| has_item(value, outcome.policy()));
+        let (twice, new): (Vec<Outcome>, Vec<Outcome>) = outcomes.iter().cloned().partition(taken);
+        if let Some(outcome) = twice.first() {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!(policy = outcome.policy(), "two nested layers have a rule of this name; the outer one is not told to clients");
+            });
+        }
+        if !new.is_empty() {
+            headers.append(field, list(&new, item));
+        }
+    }
+}
+
+/// Returns the value of `RateLimit-Policy` for these outcomes' policies.
+pub(super) fn policy_value<'a>(policies: impl IntoIterator<Item = &'a crate::Policy>) -> HeaderValue {
+    let items: Vec<Outcome> = policies.into_iter().map(|policy| Outcome::pass(policy, 0)).collect();
+    list(&items, write_policy)
+}
+
+/// Writes one item: its name, quota and window (section 3 of the draft).
+///
+/// A window that is not whole seconds has no `w`, since the draft has no way to say it.
+fn write_policy(value: &mut Buffer<'_>, outcome: &Outcome) {
+    value.name(outcome.policy());
+    value.parameter("q", outcome.limit());
+    let window = outcome.window();
+    if window.subsec_millis() == 0 {
+        value.parameter("w", window.as_secs());
+    }
+}
+
+/// Writes one item: its name, the units left and the seconds until there is one more (section 4 of the draft).
+fn write_state(value: &mut Buffer<'_>, outcome: &Outcome) {
+    value.name(outcome.policy());
+    value.parameter("r", outcome.remaining());
+    value.parameter("t", seconds_up(outcome.next_unit_in()));
+}
+
+/// Returns whole seconds, rounded up: who waits that long has waited long enough.
+pub(super) fn seconds_up(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+fn list(outcomes: &[Outcome], item: fn(&mut Buffer<'_>, &Outcome)) -> HeaderValue {
+    BUFFER.with_borrow_mut(|buffer| {
+        // Values are cut from one block after another: most cost no allocation.
+        if buffer.capacity() < outcomes.len() * LONGEST_ITEM {
+            *buffer = BytesMut::with_capacity(BLOCK.max(outcomes.len() * LONGEST_ITEM));
+        }
+        for (i, outcome) in outcomes.iter().enumerate() {
+            if i > 0 {
+                buffer.extend_from_slice(b", ");
+            }
+            item(&mut Buffer(buffer), outcome);
+        }
+        HeaderValue::from_maybe_shared(buffer.split().freeze()).expect("names and numbers are header text")
+    })
+}
+
+/// Structured fields (RFC 9651) with Strings as items and Integers as parameters.
+struct Buffer<'a>(&'a mut BytesMut);
+
+impl Buffer<'_> {
+    /// Policies' names have nothing that a String would have to escape.
+    fn name(&mut self, name: &str) {
+        self.0.extend_from_slice(b"\"");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b"\"");
+    }
+
+    fn parameter(&mut self, name: &str, number: u64) {
+        let number = number.min(LARGEST_INTEGER);
+        self.0.extend_from_slice(b";");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b"=");
+        self.0.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    }
+}
+
+/// Returns true if a List has an item whose String is `name`.
+fn has_item(value: &HeaderValue, name: &str) -> bool {
+    let bytes = value.as_bytes();
+    let (mut at, mut item_starts) = (0, true);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => {
+                let end = string_end(bytes, at);
+                if item_starts && bytes.get(at + 1..end) == Some(name.as_bytes()) {
+                    return true;
+                }
+                (at, item_starts) = (end, false);
+            }
+            b',' => item_starts = true,
+            b' ' | b'\t' => {}
+            _ => item_starts = false,
+        }
+        at += 1;
+    }
+    false
+}
+
+/// Returns where the String that starts at `from` has its closing quote.
+fn string_end(bytes: &[u8], from: usize) -> usize {
+    let mut at = from + 1;
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => break,
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+    at
+}
+
+thread_local! {
+    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+}
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// The largest Integer of RFC 9651, section 3.3.1.
+const LARGEST_INTEGER: u64 = 999_999_999_999_999;
+/// A separator, a name of 64 with quotes, and two parameters of 15 digits.
+const LONGEST_ITEM: usize = 2 + 66 + 2 * 18;
+/// Room for some dozens of values; a response holds on to the block that its value was cut from.
+const BLOCK: usize = 2_048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Policy, Quota};
+
+    fn outcome(name: &'static str, remaining: u64, next: Duration) -> Outcome {
+        let policy = Policy::fixed_window(name, Quota::per_minute(100));
+        Outcome::pass(&policy, remaining).with_times(next, Duration::from_secs(60))
+    }
+
+    fn written(headers: &HeaderMap, field: &HeaderName) -> Vec<String> {
+        headers.get_all(field).iter().map(|value| value.to_str().expect("text").to_owned()).collect()
+    }
+
+    #[test]
+    fn the_fields_are_those_of_the_draft() {
+        let mut headers = HeaderMap::new();
+        let decision = Decision::new([outcome("burst", 19, Duration::from_millis(1)), outcome("daily", 0, Duration::from_secs(36_000))]);
+        write_fields(&decision, &mut headers);
+        assert_eq!(written(&headers, &RATE_LIMIT_POLICY), [r#""burst";q=100;w=60, "daily";q=100;w=60"#]);
+        assert_eq!(written(&headers, &RATE_LIMIT), [r#""burst";r=19;t=1, "daily";r=0;t=36000"#]);
+    }
+
+    #[test]
+    fn an_outer_layer_adds_behind_and_never_a_name_twice() {
+        let mut headers = HeaderMap::new();
+        headers.append(RATE_LIMIT_POLICY, HeaderValue::from_static(r#""in";q=1, "a\"b" ; c="out""#));
+        headers.append(RATE_LIMIT, HeaderValue::from_static(r#""in";r=0"#));
+        let decision = Decision::new([outcome("in", 1, Duration::ZERO), outcome("out", 2, Duration::ZERO)]);
+        write_fields(&decision, &mut headers);
+        assert_eq!(written(&headers, &RATE_LIMIT_POLICY)[1..], [r#""out";q=100;w=60"#]);
+        assert_eq!(written(&headers, &RATE_LIMIT)[1..], [r#""out";r=2;t=0"#]);
+    }
+
+    #[test]
+    fn a_window_of_parts_of_a_second_has_no_w() {
+        let policy = Policy::fixed_window("quick", "5/1500ms".parse().expect("a quota"));
+        assert_eq!(policy_value([&policy]), r#""quick";q=5"#);
+    }
+
+    #[test]
+    fn foreign_fields_are_looked_through_without_harm() {
+        for (value, has) in [
+            (r#""a""#, true),
+            (r#""b";x="a""#, false),
+            (r#"b, "a";q=1"#, true),
+            (r#""b\", \"a\"", "c""#, false),
+            (r#""a"#, true),
+            (r#"""#, false),
+            (r#""\"#, false),
+            ("a", false),
+            ("", false),
+        ] {
+            let value = HeaderValue::from_bytes(value.as_bytes()).expect("a value");
+            assert_eq!(has_item(&value, "a"), has, "{value:?}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+use std::{fmt, marker::PhantomData};
+
+use http::{HeaderName, header, request::Parts};
+
+use super::path::asked_path;
+use crate::key::KeyWriter;
+
+/// Tells whose request it is.
+///
+/// Ready-made: [`client_ip`](super::client_ip), [`header()`], [`global`], [`method`], [`path()`], `matched_path`,
+/// [`grpc_service`], [`grpc_method`], [`extension`], [`key_fn`], and tuples of these. Bring your own for the rest:
+///
+/// ```
+/// use http::request::Parts;
+/// use tollgate::{KeyWriter, layer::{KeyExtractor, NoKey}};
+///
+/// #[derive(Debug)]
+/// struct Tenant;
+///
+/// impl KeyExtractor for Tenant {
+///     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+///         let host = request.headers.get("host").and_then(|host| host.to_str().ok());
+///         let tenant = host.and_then(|host| host.split('.').next()).ok_or(NoKey::Skip)?;
+///         key.text(tenant);
+///         Ok(())
+///     }
+/// }
+/// # let _ = tollgate::layer::Rule::new("tenant", tollgate::Quota::per_minute(1)).by(Tenant);
+/// ```
+pub trait KeyExtractor: fmt::Debug + Send + Sync + 'static {
+    /// Writes the key, or says what to do without one.
+    ///
+    /// # Errors
+    ///
+    /// If the request has no key of this kind, and is not to be counted with others that have none.
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey>;
+}
+
+/// What to do with a request that has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoKey {
+    /// The rule does not apply to it.
+    Skip,
+    /// It is refused with HTTP 400 (gRPC status 3); the text says what is missing and is shown to the client.
+    Reject(String),
+    /// The server does not say who the peer is: HTTP 500 (gRPC status 13), since that is a fault of its set-up.
+    PeerUnknown,
+}
+
+/// What an extractor does with a request that lacks its value.
+#[derive(Clone, Copy, Debug, Default)]
+enum Missing {
+    #[default]
+    Shared,
+    Skip,
+    Reject,
+}
+
+impl Missing {
+    fn apply(self, what: &dyn fmt::Display, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        match self {
+            Self::Shared => {
+                key.absent();
+                Ok(())
+            }
+            Self::Skip => Err(NoKey::Skip),
+            Self::Reject => Err(NoKey::Reject(format!("the request has no {what}"))),
+        }
+    }
+}
+
+/// Gives an extractor the setters that say what happens without a value.
+macro_rules! missing_setters {
+    () => {
+        /// Does not apply the rule to requests without a value; the default is to count them all together.
+        pub const fn or_skip(mut self) -> Self {
+            self.missing = Missing::Skip;
+            self
+        }
+
+        /// Refuses requests without a value; the default is to count them all together.
+        pub const fn or_reject(mut self) -> Self {
+            self.missing = Missing::Reject;
+            self
+        }
+    };
+}
+
+/// Counts all requests together; made by [`global`].
+#[derive(Clone, Copy, Debug)]
+pub struct Global;
+
+/// Counts all requests together.
+pub const fn global() -> Global {
+    Global
+}
+
+impl KeyExtractor for Global {
+    fn extract(&self, _: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        key.text("all");
+        Ok(())
+    }
+}
+
+/// Counts for each value of a header; made by [`header()`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Header {
+    name: HeaderName,
+    secret: bool,
+    missing: Missing,
+}
+
+/// Counts for each value of the header `name`, byte by byte, whether it is text or not.
+///
+/// What usually holds a secret is kept only as a hash: `authorization`, `cookie`, and names with `api-key`,
+/// `token`, `secret`, `auth`, `password` or `session` in them. See
+/// [`Limiter::key_secret`](crate::Limiter::key_secret).
+///
+/// A header that is there twice counts as missing: it could not be told which one the application goes by.
+///
+/// # Panics
+///
+/// If `name` is no header name. Use [`Header::new`] for names from outside.
+pub fn header(name: &str) -> Header {
+    match name.parse() {
+        Ok(name) => Header::new(name),
+        Err(_) => panic!("`{}` is not a header name", name.escape_debug()),
+    }
+}
+
+impl Header {
+    /// Counts for each value of the header `name`.
+    pub fn new(name: HeaderName) -> Self {
+        let secret = is_secret(&name);
+        Self { name, secret, missing: Missing::default() }
+    }
+
+    /// Keeps the value as a hash only.
+    pub const fn secret(mut self) -> Self {
+        self.secret = true;
+        self
+    }
+
+    /// Keeps the value as it is, readable in the store.
+    pub const fn plain(mut self) -> Self {
+        self.secret = false;
+        self
+    }
+
+    missing_setters!();
+}
+
+impl KeyExtractor for Header {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        let mut values = request.headers.get_all(&self.name).iter();
+        match (values.next(), values.next()) {
+            (Some(value), None) if self.secret => key.secret(value.as_bytes()),
+            (Some(value), None) => key.text(value.as_bytes()),
+            _ => return self.missing.apply(&format_args!("single {} header", self.name), key),
+        }
+        Ok(())
+    }
+}
+
+fn is_secret(name: &HeaderName) -> bool {
+    let parts = ["api-key", "apikey", "token", "secret", "auth", "password", "session"];
+    *name == header::COOKIE || parts.iter().any(|part| name.as_str().contains(part))
+}
+
+/// Counts for each HTTP method; made by [`method`].
+#[derive(Clone, Copy, Debug)]
+pub struct Method;
+
+/// Counts for each HTTP method.
+pub const fn method() -> Method {
+    Method
+}
+
+impl KeyExtractor for Method {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        key.text(request.method.as_str());
+        Ok(())
+    }
+}
+
+/// Counts for each path; made by [`path()`].
+#[derive(Clone, Copy, Debug)]
+pub struct Path;
+
+/// Counts for each path that is asked for, without the query, the same for all its spellings.
+///
+/// Clients can ask for any number of paths; `matched_path` knows only those that are routed.
+pub const fn path() -> Path {
+    Path
+}
+
+impl KeyExtractor for Path {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        key.text(asked_path(request).as_bytes());
+        Ok(())
+    }
+}
+
+/// Counts for each route; made by [`matched_path`].
+#[cfg(feature = "axum")]
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct MatchedPath {
+    missing: Missing,
+}
+
+/// Counts for each route of an axum router, such as `/users/{id}`.
+///
+/// The router knows the route only in layers added by `route_layer` or `layer` to that router itself.
+#[cfg(feature = "axum")]
+pub const fn matched_path() -> MatchedPath {
+    MatchedPath { missing: Missing::Shared }
+}
+
+#[cfg(feature = "axum")]
+impl MatchedPath {
+    missing_setters!();
+}
+
+#[cfg(feature = "axum")]
+impl KeyExtractor for MatchedPath {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        match request.extensions.get::<axum::extract::MatchedPath>() {
+            Some(path) => key.text(path.as_str()),
+            None => return self.missing.apply(&"matched route", key),
+        }
+        Ok(())
+    }
+}
+
+/// Counts for each gRPC service; made by [`grpc_service`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct GrpcService {
+    missing: Missing,
+}
+
+/// Counts for each gRPC service, such as `grpc.health.v1.Health`.
+pub const fn grpc_service() -> GrpcService {
+    GrpcService { missing: Missing::Shared }
+}
+
+impl GrpcService {
+    missing_setters!();
+}
+
+impl KeyExtractor for GrpcService {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        match grpc_path(request) {
+            Some((service, _)) => key.text(service),
+            None => return self.missing.apply(&"gRPC service", key),
+        }
+        Ok(())
+    }
+}
+
+/// Counts for each gRPC method; made by [`grpc_method`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct GrpcMethod {
+    missing: Missing,
+}
+
+/// Counts for each gRPC method with its service, such as `grpc.health.v1.Health/Check`.
+pub const fn grpc_method() -> GrpcMethod {
+    GrpcMethod { missing: Missing::Shared }
+}
+
+impl GrpcMethod {
+    missing_setters!();
+}
+
+impl KeyExtractor for GrpcMethod {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        match grpc_path(request) {
+            Some((service, method)) => key.display(format_args!("{service}/{method}")),
+            None => return self.missing.apply(&"gRPC method", key),
+        }
+        Ok(())
+    }
+}
+
+/// Splits `/package.Service/Method`.
+fn grpc_path(request: &Parts) -> Option<(&str, &str)> {
+    let (service, method) = request.uri.path().strip_prefix('/')?.split_once('/')?;
+    (!service.is_empty() && !method.is_empty() && !method.contains('/')).then_some((service, method))
+}
+
+/// Counts for each value that an earlier layer left in the request's extensions; made by [`extension`].
+#[must_use]
+pub struct Extension<T, F> {
+    read: F,
+    missing: Missing,
+    of: PhantomData<fn(&T)>,
+}
+
+/// Counts for each value read from an extension of type `T`, such as the user that authentication found.
+///
+/// ```
+/// use tollgate::{Quota, layer::{Rule, extension}};
+///
+/// #[derive(Clone)]
+/// struct User { id: u64 }
+///
+/// let rule = Rule::new("per-user", Quota::per_minute(60)).by(extension::<User>(|user| user.id.to_string()));
+/// # let _ = rule;
+/// ```
+pub fn extension<T: Send + Sync + 'static>(read: impl Fn(&T) -> String + Send + Sync + 'static) -> Extension<T, impl Fn(&T) -> String + Send + Sync + 'static> {
+    Extension { read, missing: Missing::Shared, of: PhantomData }
+}
+
+impl<T, F> Extension<T, F> {
+    missing_setters!();
+}
+
+impl<T, F> KeyExtractor for Extension<T, F>
+where
+    T: Send + Sync + 'static,
+    F: Fn(&T) -> String + Send + Sync + 'static,
+{
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        match request.extensions.get::<T>() {
+            Some(value) => key.text((self.read)(value)),
+            None => return self.missing.apply(&"identity", key),
+        }
+        Ok(())
+    }
+}
+
+impl<T, F> fmt::Debug for Extension<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Extension<{}>", std::any::type_name::<T>())
+    }
+}
+
+/// Counts for each value that a function returns; made by [`key_fn`].
+#[must_use]
+pub struct KeyFn<F> {
+    read: F,
+    missing: Missing,
+}
+
+/// Counts for each value that `read` returns; `None` means that the request has none.
+///
+/// ```
+/// use tollgate::{Quota, layer::{Rule, key_fn}};
+///
+/// let by_host = key_fn(|request| Some(request.headers.get("host")?.to_str().ok()?.to_lowercase()));
+/// let rule = Rule::new("per-host", Quota::per_second(100)).by(by_host.or_skip());
+/// # let _ = rule;
+/// ```
+pub fn key_fn<F: Fn(&Parts) -> Option<String> + Send + Sync + 'static>(read: F) -> KeyFn<F> {
+    KeyFn { read, missing: Missing::Shared }
+}
+
+impl<F> KeyFn<F> {
+    missing_setters!();
+}
+
+impl<F: Fn(&Parts) -> Option<String> + Send + Sync + 'static> KeyExtractor for KeyFn<F> {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        match (self.read)(request) {
+            Some(value) => key.text(value),
+            None => return self.missing.apply(&"key", key),
+        }
+        Ok(())
+    }
+}
+
+impl<F> fmt::Debug for KeyFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyFn")
+    }
+}
+
+/// Makes a tuple of extractors one whose key has the parts of each, kept apart.
+macro_rules! tuple_extractor {
+    ($($part:ident)+) => {
+        impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
+            #[allow(non_snake_case)]
+            fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+                let ($($part,)+) = self;
+                $($part.extract(request, key)?;)+
+                Ok(())
+            }
+        }
+    };
+}
+
+tuple_extractor!(A B);
+tuple_extractor!(A B C);
+tuple_extractor!(A B C D);

@@ -1,0 +1,131 @@
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::layer::Shared;
+use crate::{
+    key::Key,
+    layer::{RefusalBody, ResponseBody},
+    limit::{Decision, Demand, Policy},
+    limiter::Ask,
+};
+
+pin_project! {
+    /// The response of a [`RateLimit`](super::RateLimit) service.
+    ///
+    /// Dropped while it waits for the decision, it leaves nothing behind but the charge.
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+        shared: Option<Arc<Shared>>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, B, F> {
+        Deciding { ask: Ask, exposed: Option<Vec<Kept>>, ready: Option<(S, Request<B>)> },
+        Calling { #[pin] future: F, decision: Option<Decision> },
+        Refused { response: Option<Response<RefusalBody>> },
+    }
+}
+
+/// A demand of a request, kept to make a charge of it.
+type Kept = (Policy, Key, u64);
+
+impl<S, B> ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    pub(super) fn new(ask: Ask, exposed: Option<Vec<Kept>>, inner: S, request: Request<B>, shared: Arc<Shared>) -> Self {
+        Self { state: State::Deciding { ask, exposed, ready: Some((inner, request)) }, shared: Some(shared) }
+    }
+
+    pub(super) fn unlimited(future: S::Future) -> Self {
+        Self { state: State::Calling { future, decision: None }, shared: None }
+    }
+
+    pub(super) fn refused(response: Response<RefusalBody>) -> Self {
+        Self { state: State::Refused { response: Some(response) }, shared: None }
+    }
+
+    pub(super) fn keep(demands: &[Demand<'_>]) -> Vec<Kept> {
+        demands.iter().map(|demand| (demand.policy().clone(), *demand.subject(), demand.units())).collect()
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    type Output = Result<Response<ResponseBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let next = match this.state.as_mut().project() {
+                StateProj::Deciding { ask, exposed, ready } => {
+                    let decision = ready!(Pin::new(ask).poll(cx));
+                    let shared = this.shared.as_ref().expect("who asked has rules");
+                    let (mut inner, mut request) = ready.take().expect("a decision comes once");
+                    if decision.is_allowed() {
+                        if let Some(kept) = exposed {
+                            expose(shared, kept, &decision, &mut request);
+                        }
+                        State::Calling { future: inner.call(request), decision: Some(decision) }
+                    } else {
+                        let (parts, _) = request.into_parts();
+                        State::Refused { response: Some(shared.refuse(&decision, &parts)) }
+                    }
+                }
+                StateProj::Calling { future, decision } => {
+                    let mut response = ready!(future.poll(cx))?;
+                    if let (Some(shared), Some(decision)) = (&this.shared, decision.take()) {
+                        shared.write_fields(&decision, &mut response);
+                        if shared.expose {
+                            response.extensions_mut().insert(decision);
+                        }
+                    }
+                    return Poll::Ready(Ok(response.map(ResponseBody::inner)));
+                }
+                StateProj::Refused { response } => {
+                    let response = response.take().expect("a future is polled until it is ready");
+                    return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
+                }
+            };
+            this.state.set(next);
+        }
+    }
+}
+
+/// Lets the handler see the decision and settle its charge.
+fn expose<B>(shared: &Shared, kept: &[Kept], decision: &Decision, request: &mut Request<B>) {
+    let demands: Vec<Demand<'_>> = kept.iter().map(|(policy, key, cost)| Demand::of(policy, *key, *cost)).collect();
+    let extensions = request.extensions_mut();
+    extensions.insert(shared.limiter.charge(&demands, decision));
+    extensions.insert(decision.clone());
+}
+
+impl<S, B> fmt::Debug for ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::Deciding { .. } => "ResponseFuture(deciding)",
+            State::Calling { .. } => "ResponseFuture(calling)",
+            State::Refused { .. } => "ResponseFuture(refused)",
+        })
+    }
+}

@@ -1,0 +1,201 @@
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Response, header, request::Parts};
+use smallvec::SmallVec;
+use tower_layer::Layer;
+
+use super::{
+    RateLimit,
+    rule::{BuiltRule, Rule},
+};
+use crate::{
+    error::Error,
+    layer::{
+        RefusalBody,
+        headers::{Dialect, policy_value, write_draft_11},
+        key::NoKey,
+        refuse,
+    },
+    limit::{Decision, Demand, Quota},
+    limiter::Limiter,
+    memory::Memory,
+};
+
+/// Puts rate limits in front of a service; see the [module](crate::layer) for examples.
+///
+/// Clones, and all services made by them, share one budget: that of the [`Limiter`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RateLimitLayer {
+    shared: Arc<Shared>,
+}
+
+/// What all services of a layer share.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
+    pub(super) limiter: Limiter,
+    rules: Vec<BuiltRule>,
+    dialect: Dialect,
+    /// `RateLimit-Policy` for when all rules apply.
+    policies: Option<HeaderValue>,
+    pub(super) expose: bool,
+    preflights: bool,
+    refusal: Option<Refusal>,
+}
+
+#[derive(Clone)]
+struct Refusal(Arc<dyn Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync>);
+
+impl RateLimitLayer {
+    /// Allows each client address `quota`, counted in memory: a token bucket that holds `quota.limit()` units.
+    ///
+    /// # Panics
+    ///
+    /// If the quota is above 100,000 units per second.
+    pub fn per_client(quota: Quota) -> Self {
+        Self::new(Limiter::new(Memory::new())).rule(Rule::new("per-client", quota))
+    }
+
+    /// Makes a layer without rules, which lets everything through.
+    pub fn new(limiter: Limiter) -> Self {
+        let shared = Shared {
+            limiter,
+            rules: Vec::new(),
+            dialect: Dialect::default(),
+            policies: None,
+            expose: false,
+            preflights: false,
+            refusal: None,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Adds a rule. All rules that match a request are decided together.
+    ///
+    /// # Panics
+    ///
+    /// If the rule cannot be used: [`try_rule`](Self::try_rule) tells the same as an error.
+    pub fn rule(self, rule: Rule) -> Self {
+        match self.try_rule(rule) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Adds a rule.
+    ///
+    /// # Errors
+    ///
+    /// If its name is not 1 to 64 of `A-Z a-z 0-9 . _ -` or the limiter has a rule of that name, its path cannot
+    /// be matched, or its algorithm cannot count its quota, burst or alignment.
+    pub fn try_rule(mut self, rule: Rule) -> Result<Self, Error> {
+        let shared = Arc::make_mut(&mut self.shared);
+        shared.rules.push(rule.build(&shared.limiter)?);
+        shared.policies = Some(policy_value(shared.rules.iter().map(|rule| &rule.policy)));
+        Ok(self)
+    }
+
+    /// Sets which fields tell clients where they stand; the default is [`Dialect::Draft11`].
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        Arc::make_mut(&mut self.shared).dialect = dialect;
+        self
+    }
+
+    /// Puts the [`Decision`] and its [`Charge`](crate::limit::Charge) into the request's extensions, and the
+    /// decision into the response's.
+    pub fn expose_decision(mut self) -> Self {
+        Arc::make_mut(&mut self.shared).expose = true;
+        self
+    }
+
+    /// Counts CORS preflights too.
+    ///
+    /// By default they pass uncounted: a browser sends them by itself, and cannot tell its user of a refusal.
+    pub fn limit_preflights(mut self) -> Self {
+        Arc::make_mut(&mut self.shared).preflights = true;
+        self
+    }
+
+    /// Answers refused requests by a function of your own. It gets no fields added but those of the dialect.
+    ///
+    /// Ask the decision whether it was [unavailable](Decision::is_unavailable): that is no 429.
+    pub fn refuse_with(mut self, refusal: impl Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.shared).refusal = Some(Refusal(Arc::new(refusal)));
+        self
+    }
+
+    /// Returns the limiter in which this layer counts.
+    pub fn limiter(&self) -> &Limiter {
+        &self.shared.limiter
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimit<S>;
+
+    fn layer(&self, inner: S) -> RateLimit<S> {
+        RateLimit::new(inner, Arc::clone(&self.shared))
+    }
+}
+
+impl Shared {
+    /// Asks all rules that match; none, if there are none.
+    pub(super) fn demands(&self, request: &Parts) -> Result<Demands<'_>, NoKey> {
+        let mut demands = Demands::new();
+        if !self.preflights && is_preflight(request) {
+            return Ok(demands);
+        }
+        for rule in &self.rules {
+            if rule.matches(request) {
+                match rule.key(request, self.limiter.secrets()) {
+                    Ok(key) => demands.push(Demand::of(&rule.policy, key, rule.cost(request))),
+                    Err(NoKey::Skip) => {}
+                    Err(no_key) => return Err(no_key),
+                }
+            }
+        }
+        Ok(demands)
+    }
+
+    pub(super) fn refuse(&self, decision: &Decision, request: &Parts) -> Response<RefusalBody> {
+        let mut response = match &self.refusal {
+            Some(refusal) => (refusal.0)(decision, request).map(RefusalBody::from),
+            None => refuse::refuse(decision, request).expect("the decision was a refusal"),
+        };
+        self.write_fields(decision, &mut response);
+        if self.expose {
+            response.extensions_mut().insert(decision.clone());
+        }
+        response
+    }
+
+    /// Adds the fields, but to no redirect: a client may wait for its time before it follows, and a 304 would put
+    /// old numbers into a cache (RFC 9111, section 3.2). A switch of protocols has no use for them either.
+    pub(super) fn write_fields<B>(&self, decision: &Decision, response: &mut Response<B>) {
+        let status = response.status();
+        if self.dialect == Dialect::None || status.is_redirection() || status.is_informational() {
+            return;
+        }
+        let outcomes = decision.outcomes();
+        // In the order of the rules, so as many as there are rules are all of them.
+        let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len());
+        write_draft_11(outcomes, policies, response.headers_mut());
+    }
+}
+
+/// What one request asks of the rules that match it.
+pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 4]>;
+
+/// A CORS preflight (Fetch, section 4.8): no request of the user's, and no credentials with it.
+fn is_preflight(request: &Parts) -> bool {
+    request.method == Method::OPTIONS
+        && request.headers.contains_key(header::ORIGIN)
+        && request.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Refusal")
+    }
+}

@@ -1,0 +1,237 @@
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use http::{Method, request::Parts};
+
+use crate::{
+    error::Error,
+    key::{Key, KeyWriter, Secrets},
+    layer::{
+        client_ip::client_ip,
+        key::{KeyExtractor, NoKey},
+        path::asked_path,
+    },
+    limit::{Algorithm, OnError, Policy, Quota},
+    limiter::{Limiter, Registration},
+};
+
+/// One limit of a layer: a quota, and which requests it counts, for whom, at what cost.
+///
+/// Left alone, it counts every request of each client address as one unit of a token bucket.
+///
+/// ```
+/// use http::Method;
+/// use tollgate::{OnError, Quota, layer::{Rule, client_ip, path}};
+///
+/// let logins = Rule::new("login", Quota::per_minute(5))
+///     .sliding_window()
+///     .by((client_ip(), path()))
+///     .path("/login")
+///     .method(Method::POST)
+///     .on_error(OnError::Deny);
+/// let all = Rule::new("all", Quota::per_second(50)).burst(100).unless(|request| request.uri.path() == "/health");
+/// # let _ = (logins, all);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Rule {
+    name: Cow<'static, str>,
+    quota: Quota,
+    algorithm: Algorithm,
+    burst: Option<u64>,
+    aligned: bool,
+    on_error: OnError,
+    key: Arc<dyn KeyExtractor>,
+    cost: Cost,
+    paths: Vec<String>,
+    methods: Vec<Method>,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Clone)]
+enum Cost {
+    Fixed(u64),
+    Of(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
+}
+
+#[derive(Clone)]
+struct Condition(Arc<dyn Fn(&Parts) -> bool + Send + Sync>);
+
+impl Rule {
+    /// Makes a rule; `name` is what clients see, 1 to 64 of `A-Z a-z 0-9 . _ -`.
+    ///
+    /// What is wrong with a rule is found when a layer takes it.
+    pub fn new(name: impl Into<Cow<'static, str>>, quota: Quota) -> Self {
+        Self {
+            name: name.into(),
+            quota,
+            algorithm: Algorithm::TokenBucket,
+            burst: None,
+            aligned: false,
+            on_error: OnError::default(),
+            key: Arc::new(client_ip()),
+            cost: Cost::Fixed(1),
+            paths: Vec::new(),
+            methods: Vec::new(),
+            conditions: Vec::new(),
+        }
+    }
+
+    /// Counts in a token bucket, the default: steady for clients, one number a key.
+    pub fn token_bucket(self) -> Self {
+        self.algorithm(Algorithm::TokenBucket)
+    }
+
+    /// Counts in a window that opens with its first unit.
+    pub fn fixed_window(self) -> Self {
+        self.algorithm(Algorithm::FixedWindow)
+    }
+
+    /// Counts exactly, in the window that ends now.
+    pub fn sliding_window(self) -> Self {
+        self.algorithm(Algorithm::SlidingWindow)
+    }
+
+    /// Sets the algorithm.
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// Sets how many units a token bucket holds; the default is the quota's limit.
+    pub fn burst(mut self, units: u64) -> Self {
+        self.burst = Some(units);
+        self
+    }
+
+    /// Opens fixed windows at multiples of their length since the Unix epoch, in UTC.
+    pub fn aligned(mut self) -> Self {
+        self.aligned = true;
+        self
+    }
+
+    /// Sets what to decide when the store cannot answer.
+    pub fn on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = on_error;
+        self
+    }
+
+    /// Sets for whom to count; the default is [`client_ip`]. A tuple counts for each combination.
+    pub fn by(mut self, key: impl KeyExtractor) -> Self {
+        self.key = Arc::new(key);
+        self
+    }
+
+    /// Sets what each request costs; zero asks how things stand and charges nothing.
+    pub fn cost(mut self, units: u64) -> Self {
+        self.cost = Cost::Fixed(units);
+        self
+    }
+
+    /// Sets what each request costs, by a function of it.
+    pub fn cost_by(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost = Cost::Of(Arc::new(cost));
+        self
+    }
+
+    /// Counts only requests whose path matches, by axum's patterns: `/users/{id}`, `/api/{*rest}`.
+    ///
+    /// Called again, either pattern will do. The path is the whole one that was asked for, also inside a nested
+    /// router, the same for all its spellings.
+    pub fn path(mut self, pattern: impl Into<String>) -> Self {
+        self.paths.push(pattern.into());
+        self
+    }
+
+    /// Counts only requests with this method. Called again, either will do.
+    pub fn method(mut self, method: Method) -> Self {
+        self.methods.push(method);
+        self
+    }
+
+    /// Counts only requests for which `condition` is true. Called again, all must be.
+    pub fn when(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.conditions.push(Condition(Arc::new(condition)));
+        self
+    }
+
+    /// Does not count requests for which `condition` is true.
+    pub fn unless(self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.when(move |request| !condition(request))
+    }
+
+    /// Checks the rule and claims its name.
+    pub(super) fn build(self, limiter: &Limiter) -> Result<BuiltRule, Error> {
+        let mut policy = Policy::new(self.name, self.quota, self.algorithm)?.on_error(self.on_error);
+        if let Some(burst) = self.burst {
+            policy = policy.try_burst(burst)?;
+        }
+        if self.aligned {
+            policy = policy.try_aligned()?;
+        }
+        let mut paths = matchit::Router::new();
+        for pattern in &self.paths {
+            paths.insert(pattern, ()).map_err(|error| {
+                let name = policy.name();
+                Error::invalid(format!("rule `{name}`: path `{pattern}` cannot be matched; write /users/{{id}} or /api/{{*rest}}"))
+                    .with_source(error)
+            })?;
+        }
+        Ok(BuiltRule {
+            _name: Arc::new(limiter.register(&policy)?),
+            policy,
+            key: self.key,
+            cost: self.cost,
+            paths: (!self.paths.is_empty()).then_some(paths),
+            methods: self.methods,
+            conditions: self.conditions,
+        })
+    }
+}
+
+/// A rule that has been found right.
+#[derive(Clone, Debug)]
+pub(super) struct BuiltRule {
+    pub(super) policy: Policy,
+    key: Arc<dyn KeyExtractor>,
+    cost: Cost,
+    paths: Option<matchit::Router<()>>,
+    methods: Vec<Method>,
+    conditions: Vec<Condition>,
+    _name: Arc<Registration>,
+}
+
+impl BuiltRule {
+    pub(super) fn matches(&self, request: &Parts) -> bool {
+        (self.methods.is_empty() || self.methods.contains(&request.method))
+            && self.paths.as_ref().is_none_or(|paths| paths.at(&asked_path(request)).is_ok())
+            && self.conditions.iter().all(|condition| (condition.0)(request))
+    }
+
+    pub(super) fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
+        let mut key = KeyWriter::new(secrets);
+        self.key.extract(request, &mut key)?;
+        Ok(key.finish())
+    }
+
+    pub(super) fn cost(&self, request: &Parts) -> u64 {
+        match &self.cost {
+            Cost::Fixed(units) => *units,
+            Cost::Of(cost) => cost(request),
+        }
+    }
+}
+
+impl fmt::Debug for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(units) => write!(f, "{units}"),
+            Self::Of(_) => f.write_str("by request"),
+        }
+    }
+}
+
+impl fmt::Debug for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Condition")
+    }
+}

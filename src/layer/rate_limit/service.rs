@@ -1,0 +1,75 @@
+use std::{
+    mem,
+    sync::{Arc, Once},
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::{ResponseFuture, layer::Shared};
+use crate::layer::{ResponseBody, key::NoKey, refuse};
+
+/// Asks the rules of a [`RateLimitLayer`](super::RateLimitLayer) of each request before the inner service.
+#[derive(Clone, Debug)]
+pub struct RateLimit<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S> RateLimit<S> {
+    pub(super) fn new(inner: S, shared: Arc<Shared>) -> Self {
+        Self { inner, shared }
+    }
+
+    /// Returns the inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns the inner service.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Returns the inner service, without the limits.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for RateLimit<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error; // a refusal is a response; we add no error of our own
+    type Future = ResponseFuture<S, B>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx) // back-pressure is the inner service's to give
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The clone may not be ready; the service we polled is. Keep the clone, send that one.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
+
+        let (parts, body) = request.into_parts();
+        match self.shared.demands(&parts) {
+            Ok(demands) if demands.is_empty() => ResponseFuture::unlimited(inner.call(Request::from_parts(parts, body))),
+            Ok(demands) => {
+                let ask = self.shared.limiter.ask(&demands);
+                let exposed = self.shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
+                ResponseFuture::new(ask, exposed, inner, Request::from_parts(parts, body), Arc::clone(&self.shared))
+            }
+            Err(no_key) => {
+                if no_key == NoKey::PeerUnknown {
+                    static LOGGED: Once = Once::new();
+                    LOGGED.call_once(|| tracing::error!("{}", refuse::PEER_UNKNOWN));
+                }
+                ResponseFuture::refused(refuse::without_key(no_key, &parts))
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+use std::fmt::Write;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
+
+use super::{
+    RefusalBody, grpc,
+    headers::{seconds_up, write_fields},
+    key::NoKey,
+};
+use crate::limit::{Decision, Outcome};
+
+/// Answers a request that was refused; `None` if it was allowed.
+///
+/// For handlers and `axum::middleware::from_fn`. A gRPC request is answered with a status in the header block,
+/// any other with HTTP 429, or 503 if the store could not answer, and problem details (RFC 9457). The `RateLimit`
+/// fields are there.
+///
+/// ```
+/// use axum::response::{IntoResponse, Response};
+/// use http::request::Parts;
+/// use tollgate::{Limiter, Policy, Quota, layer};
+///
+/// const EXPORTS: Policy = Policy::fixed_window("exports", Quota::per_hour(5));
+///
+/// async fn export(limiter: Limiter, user: &str, request: &Parts) -> Response {
+///     let decision = limiter.check(&EXPORTS, user).await;
+///     if let Some(refusal) = layer::respond(&decision, request) {
+///         return refusal.into_response();
+///     }
+///     let mut response = "exported".into_response();
+///     layer::write_fields(&decision, response.headers_mut());
+///     response
+/// }
+/// ```
+pub fn respond(decision: &Decision, request: &Parts) -> Option<Response<RefusalBody>> {
+    let mut response = refuse(decision, request)?;
+    write_fields(decision, response.headers_mut());
+    Some(response)
+}
+
+/// Answers a request that was refused, without the fields that a dialect adds.
+pub(super) fn refuse(decision: &Decision, request: &Parts) -> Option<Response<RefusalBody>> {
+    if decision.is_allowed() {
+        return None;
+    }
+    if decision.is_unavailable() {
+        return Some(fault(request, Fault::Unavailable));
+    }
+    let detail = detail(decision);
+    if let Some(content_type) = grpc::content_type(request) {
+        return Some(grpc::over_limit(content_type, decision, &detail));
+    }
+    let mut names = String::new();
+    for outcome in violated(decision) {
+        let separator = if names.is_empty() { "" } else { "," };
+        // Names of policies have nothing that JSON would have to escape.
+        let _ = write!(names, "{separator}\"{}\"", outcome.policy());
+    }
+    let more = format!(r#","violated-policies":[{names}]"#);
+    let mut response = problem(request, StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, "Quota exceeded", &detail, &more);
+    if let Some(wait) = decision.retry_after() {
+        // RFC 9110, section 10.2.3: whole seconds. Zero would be legal and have clients come back at once.
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait).max(1)));
+    }
+    Some(response)
+}
+
+/// Answers a request that no rule could judge.
+pub(super) fn without_key(no_key: NoKey, request: &Parts) -> Response<RefusalBody> {
+    match no_key {
+        NoKey::PeerUnknown => fault(request, Fault::PeerUnknown),
+        NoKey::Reject(what) => fault(request, Fault::Rejected(&what)),
+        NoKey::Skip => fault(request, Fault::Rejected("the request has no key")),
+    }
+}
+
+/// Why a request is refused that is not over its limit.
+enum Fault<'a> {
+    Unavailable,
+    PeerUnknown,
+    Rejected(&'a str),
+}
+
+fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
+    let (status, code, title, detail) = match fault {
+        Fault::Unavailable => {
+            (StatusCode::SERVICE_UNAVAILABLE, grpc::UNAVAILABLE, "Service Unavailable", "the rate limit cannot be checked at present")
+        }
+        Fault::PeerUnknown => (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, "Internal Server Error", PEER_UNKNOWN),
+        Fault::Rejected(what) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "Bad Request", what),
+    };
+    match grpc::content_type(request) {
+        Some(content_type) => grpc::status(content_type, code, detail),
+        None => problem(request, status, "about:blank", title, detail, ""),
+    }
+}
+
+fn problem(request: &Parts, status: StatusCode, kind: &str, title: &str, detail: &str, more: &str) -> Response<RefusalBody> {
+    let mut body = Bytes::new();
+    if request.method != Method::HEAD {
+        let (detail, code) = (json_string(detail), status.as_u16());
+        body = format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":{detail}{more}}}"#).into();
+    }
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    // RFC 6585, section 4: a cache must not store a 429.
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let mut response = Response::new(RefusalBody::from(body));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// Tells the client in words what its request met.
+fn detail(decision: &Decision) -> String {
+    let Some(binding) = decision.binding() else { return "over the limit".to_owned() };
+    let (policy, limit, window) = (binding.policy(), binding.limit(), binding.window());
+    match decision.retry_after() {
+        Some(wait) => format!("policy {policy} allows {limit} units in {window:?}; try again in {} s", seconds_up(wait).max(1)),
+        None => format!("policy {policy} allows {limit} units in {window:?} and can never grant what this request costs"),
+    }
+}
+
+fn violated(decision: &Decision) -> impl Iterator<Item = &Outcome> {
+    decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
+}
+
+/// Writes a JSON string (RFC 8259, section 7).
+fn json_string(text: &str) -> String {
+    let mut json = String::with_capacity(text.len() + 2);
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c.is_control() => {
+                let _ = write!(json, "\\u{:04x}", u32::from(c));
+            }
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+    json
+}
+
+/// A problem type of draft-ietf-httpapi-ratelimit-headers-11.
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+
+pub(super) const PEER_UNKNOWN: &str = "a rule counts by client address, and the server does not tell it; with axum, serve \
+     `app.into_make_service_with_connect_info::<SocketAddr>()`, elsewhere put a `tollgate::PeerAddr` into the request's extensions";
