@@ -271,7 +271,7 @@ fn subject_key(subject: usize) -> Key {
 
 fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) {
     assert_eq!((pure.is_allowed(), pure.remaining()), (other.is_allowed(), other.remaining()), "{engine}: {other:?}, not {pure:?}");
-    assert_eq!((pure.policy(), pure.limit(), pure.window()), (other.policy(), other.limit(), other.window()));
+    assert_eq!((pure.policy(), pure.quota()), (other.policy(), other.quota()));
     assert_eq!((pure.algorithm(), pure.is_never(), pure.cost()), (other.algorithm(), other.is_never(), other.cost()));
     let times = |outcome: &Outcome| [Some(outcome.next_unit_in()), Some(outcome.full_in()), outcome.passes_in()];
     for (p, o) in times(pure).into_iter().zip(times(other)) {

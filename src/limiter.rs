@@ -30,7 +30,7 @@ use crate::{
 /// # async fn doc() {
 /// use tollgate::{Limiter, Memory, Policy, Quota};
 ///
-/// const MAILS: Policy = Policy::sliding_window("mails", Quota::per_hour(2));
+/// static MAILS: Policy = Policy::sliding_window("mails", Quota::per_hour(2));
 /// let limiter = Limiter::new(Memory::new());
 ///
 /// assert!(limiter.check(&MAILS, "user:42").await.is_allowed());
@@ -47,8 +47,8 @@ use crate::{
 /// # async fn doc() {
 /// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
 ///
-/// const REQUESTS: Policy = Policy::token_bucket("requests", Quota::per_second(10));
-/// const BYTES: Policy = Policy::fixed_window("bytes", Quota::per_day(1_000_000));
+/// static REQUESTS: Policy = Policy::token_bucket("requests", Quota::per_second(10));
+/// static BYTES: Policy = Policy::fixed_window("bytes", Quota::per_day(1_000_000));
 /// let limiter = Limiter::new(Memory::new());
 ///
 /// let upload = [Demand::new(&REQUESTS, "user:42"), Demand::new(&BYTES, "user:42").cost(1_000_001)];
@@ -146,13 +146,13 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// When dropped while waiting nothing was charged; while asking, the unit may have been.
-    pub async fn until_allowed(&self, policy: &Policy, subject: impl Into<Key>, max_wait: Duration) -> Result<Decision, Error> {
+    pub async fn until_allowed(&self, policy: &Policy, subject: impl Into<Key>, max_wait: Duration) -> Result<(), Error> {
         let demand = [Demand::new(policy, subject)];
         let give_up = time::Instant::now() + max_wait;
         loop {
             let decision = self.ask(&demand).await;
             if decision.is_allowed() {
-                return Ok(decision);
+                return Ok(());
             }
             if decision.is_unavailable() {
                 return Err(Error::store(format!("policy `{}`: the store cannot answer", policy.name())));

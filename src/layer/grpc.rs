@@ -51,9 +51,9 @@ pub(super) fn over_limit(content_type: HeaderValue, decision: &Decision, message
     for outcome in decision.outcomes().iter().filter(|outcome| !outcome.is_allowed()) {
         let mut violation = Message::default();
         violation.text(1, outcome.policy());
-        violation.text(2, &format!("{} units in {:?}", outcome.limit(), outcome.window()));
+        violation.text(2, &outcome.quota().to_string());
         violation.text(5, outcome.policy());
-        violation.number(7, outcome.limit());
+        violation.number(7, outcome.quota().limit());
         failure.bytes(1, &violation.0);
     }
     details.any(3, "QuotaFailure", &failure);

@@ -68,8 +68,8 @@ pub(super) fn policy_value<'a>(policies: impl IntoIterator<Item = &'a crate::Pol
 /// A window that is not whole seconds has no `w`, since the draft has no way to say it.
 fn write_policy(value: &mut Buffer<'_>, outcome: &Outcome) {
     value.name(outcome.policy());
-    value.parameter("q", outcome.limit());
-    let window = outcome.window();
+    value.parameter("q", outcome.quota().limit());
+    let window = outcome.quota().window();
     if window.subsec_millis() == 0 {
         value.parameter("w", window.as_secs());
     }

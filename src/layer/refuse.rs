@@ -21,7 +21,7 @@ use crate::limit::{Decision, Outcome};
 /// use http::request::Parts;
 /// use tollgate::{Limiter, Policy, Quota, layer};
 ///
-/// const EXPORTS: Policy = Policy::fixed_window("exports", Quota::per_hour(5));
+/// static EXPORTS: Policy = Policy::fixed_window("exports", Quota::per_hour(5));
 ///
 /// async fn export(limiter: Limiter, user: &str, request: &Parts) -> Response {
 ///     let decision = limiter.check(&EXPORTS, user).await;
@@ -97,15 +97,17 @@ fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
 }
 
 fn problem(request: &Parts, status: StatusCode, kind: &str, title: &str, detail: &str, more: &str) -> Response<RefusalBody> {
-    let mut body = Bytes::new();
-    if request.method != Method::HEAD {
-        let (detail, code) = (json_string(detail), status.as_u16());
-        body = format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":{detail}{more}}}"#).into();
-    }
+    let (detail, code) = (json_string(detail), status.as_u16());
+    let mut body = Bytes::from(format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":{detail}{more}}}"#));
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     // RFC 6585, section 4: a cache must not store a 429.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if request.method == Method::HEAD {
+        // RFC 9110, section 9.3.2: what a GET would have, without the content.
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        body = Bytes::new();
+    }
     let mut response = Response::new(RefusalBody::from(body));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
@@ -115,10 +117,10 @@ fn problem(request: &Parts, status: StatusCode, kind: &str, title: &str, detail:
 /// Tells the client in words what its request met.
 fn detail(decision: &Decision) -> String {
     let Some(binding) = decision.binding() else { return "over the limit".to_owned() };
-    let (policy, limit, window) = (binding.policy(), binding.limit(), binding.window());
+    let (policy, quota) = (binding.policy(), binding.quota());
     match decision.retry_after() {
-        Some(wait) => format!("policy {policy} allows {limit} units in {window:?}; try again in {} s", seconds_up(wait).max(1)),
-        None => format!("policy {policy} allows {limit} units in {window:?} and can never grant what this request costs"),
+        Some(wait) => format!("policy {policy} allows {quota}; try again in {} s", seconds_up(wait).max(1)),
+        None => format!("policy {policy} allows {quota} and can never grant what this request costs"),
     }
 }
 

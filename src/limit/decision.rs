@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Algorithm, Micros, Policy, Standing, policy::Name, store::Receipt};
+use super::{Algorithm, Micros, Policy, Quota, Standing, policy::Name, store::Receipt};
 
 /// What was decided, and where each policy stands.
 ///
@@ -14,7 +14,7 @@ use super::{Algorithm, Micros, Policy, Standing, policy::Name, store::Receipt};
 /// use std::time::Duration;
 /// use tollgate::{Limiter, Memory, Policy, Quota};
 ///
-/// const LOGIN: Policy = Policy::fixed_window("login", Quota::per_minute(2));
+/// static LOGIN: Policy = Policy::fixed_window("login", Quota::per_minute(2));
 /// let limiter = Limiter::new(Memory::new());
 ///
 /// let decision = limiter.check(&LOGIN, "user:42").await;
@@ -89,9 +89,9 @@ impl Decision {
     /// On a tie the longer window binds.
     pub fn binding(&self) -> Option<&Outcome> {
         if self.allowed {
-            self.outcomes.iter().min_by_key(|outcome| (outcome.remaining, u64::MAX - outcome.window_ms))
+            self.outcomes.iter().min_by_key(|outcome| (outcome.remaining, u64::MAX - outcome.quota.window_ms()))
         } else {
-            self.outcomes.iter().max_by_key(|outcome| (outcome.wait, outcome.window_ms))
+            self.outcomes.iter().max_by_key(|outcome| (outcome.wait, outcome.quota.window_ms()))
         }
     }
 
@@ -116,10 +116,9 @@ impl Decision {
 pub struct Outcome {
     name: Name,
     receipt: Receipt,
-    limit: u32,
+    quota: Quota,
     remaining: u32,
     cost: u32,
-    window_ms: u64,
     next: Micros,
     full: Micros,
     wait: Micros,
@@ -142,10 +141,9 @@ impl Outcome {
         Self {
             name: policy.shared_name().clone(),
             receipt,
-            limit: policy.quota().limit_u32(),
+            quota: policy.quota(),
             remaining,
             cost,
-            window_ms: policy.quota().window_ms(),
             next,
             full,
             wait,
@@ -201,14 +199,9 @@ impl Outcome {
         !self.allowed && self.wait == Standing::NEVER
     }
 
-    /// Returns the quota's limit.
-    pub fn limit(&self) -> u64 {
-        self.limit.into()
-    }
-
-    /// Returns the quota's window.
-    pub fn window(&self) -> Duration {
-        Duration::from_millis(self.window_ms)
+    /// Returns the policy's quota.
+    pub fn quota(&self) -> Quota {
+        self.quota
     }
 
     /// Returns the units that are left after this call.

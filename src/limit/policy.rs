@@ -8,13 +8,13 @@ use crate::error::Error;
 /// The name is what clients see in the `RateLimit` fields and what operators see in a key: 1 to 64 of
 /// `A-Z a-z 0-9 . _ -`. Two policies of one limiter never share a name.
 ///
-/// A policy can be a constant; a wrong one then fails to compile. Values from outside go through
+/// A policy can be a `static`; a wrong one then fails to compile. Values from outside go through
 /// [`Policy::new`] and the `try_` setters.
 ///
 /// ```
 /// use tollgate::{Policy, Quota, limit::Algorithm};
 ///
-/// const OUTBOUND: Policy = Policy::token_bucket("outbound", Quota::per_second(50)).burst(10);
+/// static OUTBOUND: Policy = Policy::token_bucket("outbound", Quota::per_second(50)).burst(10);
 ///
 /// let policy = Policy::new("daily".to_owned(), "5000/day".parse()?, Algorithm::SlidingWindow)?;
 /// assert_eq!((OUTBOUND.capacity(), policy.capacity()), (10, 5000));

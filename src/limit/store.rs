@@ -241,7 +241,7 @@ impl<'a> Adjustment<'a> {
 /// # async fn doc() -> Result<(), tollgate::Error> {
 /// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
 ///
-/// const TOKENS: Policy = Policy::fixed_window("tokens", Quota::per_minute(1_000));
+/// static TOKENS: Policy = Policy::fixed_window("tokens", Quota::per_minute(1_000));
 /// let limiter = Limiter::new(Memory::new());
 ///
 /// let (decision, charge) = limiter.decide(&[Demand::new(&TOKENS, "user:42").cost(200)]).await;

@@ -26,7 +26,7 @@ use crate::{
 /// use std::time::Duration;
 /// use tollgate::{Limiter, Memory, Policy, Quota};
 ///
-/// const POLICY: Policy = Policy::token_bucket("api", Quota::per_minute(60)).burst(1);
+/// static POLICY: Policy = Policy::token_bucket("api", Quota::per_minute(60)).burst(1);
 /// let (memory, clock) = Memory::manual();
 /// let limiter = Limiter::new(memory);
 ///

@@ -1,0 +1,67 @@
+//! An axum server with one limit: 60 requests a minute for each client address.
+//!
+//! ```text
+//! cargo run --example axum                                        # in memory
+//! cargo run --example axum -- --redis redis://127.0.0.1:6379      # shared by all processes
+//! cargo run --example axum -- --listen 127.0.0.1:4000
+//! ```
+
+use std::{error::Error, net::SocketAddr};
+
+use axum::{
+    Router,
+    http::StatusCode,
+    routing::{get, post},
+};
+use tokio::net::TcpListener;
+use tollgate::{Limiter, Memory, Quota, Redis, RateLimitLayer, Rule};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let args = Args::parse()?;
+
+    let limiter = match &args.redis {
+        Some(url) => Limiter::new(Redis::open(url)?),
+        None => Limiter::new(Memory::new()),
+    };
+    let limit = RateLimitLayer::new(limiter).rule(Rule::new("per-client", Quota::per_minute(60)));
+
+    let app = Router::new()
+        .route("/", get(|| async { "hello\n" }))
+        .route("/health", get(|| async { "well\n" }))
+        .route("/api/{*rest}", get(|| async { "api\n" }))
+        .route("/login", post(login))
+        .layer(limit);
+
+    let listener = TcpListener::bind(args.listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    // The limit counts by client address, so the server has to tell it.
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+async fn login(body: String) -> StatusCode {
+    if body == "secret" { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
+}
+
+struct Args {
+    listen: SocketAddr,
+    redis: Option<String>,
+}
+
+impl Args {
+    fn parse() -> Result<Self, lexopt::Error> {
+        use lexopt::prelude::*;
+        let mut args = Self { listen: SocketAddr::from(([127, 0, 0, 1], 3000)), redis: None };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("listen") => args.listen = parser.value()?.parse()?,
+                Long("redis") => args.redis = Some(parser.value()?.string()?),
+                _ => return Err(arg.unexpected()),
+            }
+        }
+        Ok(args)
+    }
+}

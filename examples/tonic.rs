@@ -1,0 +1,51 @@
+//! A tonic server with one limit: 60 calls a minute for each client address. It serves `grpc.health.v1.Health`.
+//!
+//! ```text
+//! cargo run --example tonic
+//! cargo run --example tonic -- --redis redis://127.0.0.1:6379 --listen 127.0.0.1:4000
+//! ```
+
+use std::{error::Error, net::SocketAddr};
+
+use tokio::net::TcpListener;
+use tollgate::{Limiter, Memory, Quota, RateLimitLayer, Redis, Rule};
+use tonic::transport::{Server, server::TcpIncoming};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let args = Args::parse()?;
+
+    let limiter = match &args.redis {
+        Some(url) => Limiter::new(Redis::open(url)?),
+        None => Limiter::new(Memory::new()),
+    };
+    let limit = RateLimitLayer::new(limiter).rule(Rule::new("per-client", Quota::per_minute(60)));
+    let (_, health) = tonic_health::server::health_reporter();
+
+    let listener = TcpListener::bind(args.listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    Server::builder().layer(limit).add_service(health).serve_with_incoming(TcpIncoming::from(listener)).await?;
+    Ok(())
+}
+
+struct Args {
+    listen: SocketAddr,
+    redis: Option<String>,
+}
+
+impl Args {
+    fn parse() -> Result<Self, lexopt::Error> {
+        use lexopt::prelude::*;
+        let mut args = Self { listen: SocketAddr::from(([127, 0, 0, 1], 3000)), redis: None };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("listen") => args.listen = parser.value()?.parse()?,
+                Long("redis") => args.redis = Some(parser.value()?.string()?),
+                _ => return Err(arg.unexpected()),
+            }
+        }
+        Ok(args)
+    }
+}
