@@ -84,8 +84,13 @@ struct Trio {
 impl Trio {
     fn new(server: &Server) -> Self {
         static HISTORIES: AtomicU32 = AtomicU32::new(0);
-        let prefix = format!("h{}", HISTORIES.fetch_add(1, Ordering::Relaxed));
+        let number = HISTORIES.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("h{number}");
         let (memory, clock) = Memory::manual();
+        if number % 3 == 1 {
+            // Two seconds before the era of fast buckets begins anew.
+            clock.advance(ERA_BEGINS - Duration::from_secs(2) - clock.elapsed_since_epoch());
+        }
         // Half-way between the instants at which aligned windows end.
         clock.advance(Duration::from_millis(25));
         let now = Micros::try_from(clock.elapsed_since_epoch().as_micros()).expect("a time");
@@ -286,7 +291,46 @@ fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) 
 /// What a call may take on a busy machine. Ends and instants lie 50 ms apart.
 const CALL: Duration = Duration::from_millis(30);
 
-const MUCH_MS: i64 = 1_000_000_000;
+/// A multiple of 10^14 us.
+const ERA_BEGINS: Duration = Duration::from_secs(1_800_000_000);
+
+const MUCH_MS: i64 = 10_000_000_000_000;
+
+/// The largest numbers that a policy can have, asked about and settled at both ends of the time that fits.
+#[test]
+fn the_largest_numbers_agree() {
+    let server = Server::start();
+    let rt = Runtime::new().expect("a runtime");
+    let mut admin = server.admin();
+    let year = "2147483648/366d".parse::<Quota>().expect("a quota");
+    let most = 1 << 31;
+    for years in [0, 200] {
+        let mut trio = Trio::new(&server);
+        let ahead = Duration::from_secs(years * 365 * 86_400);
+        trio.clock.advance(ahead);
+        trio.now += Micros::try_from(ahead.as_micros()).expect("a time");
+        trio.policies = vec![
+            Policy::fixed_window("fixed", year),
+            Policy::fixed_window("aligned", year).aligned(),
+            Policy::sliding_window("log", year),
+            Policy::token_bucket("slow", "1/366d".parse().expect("a quota")).burst(9),
+            Policy::token_bucket("fast", "101/s".parse().expect("a quota")).burst(most),
+        ];
+        let all = |cost| Op::Decide((0..POLICIES).map(|index| (index, 0, cost)).collect());
+        let each = |cost| (0..POLICIES).map(move |index| Op::Decide(vec![(index, 1, cost)]));
+        let mut history = vec![all(0), all(1), all(9), all(most), Op::Advance(1)];
+        history.extend(each(most));
+        history.extend(each(9));
+        history.extend((0..20).map(|charge| Op::Settle(charge, u32::MAX / 2 + 1)));
+        history.extend(each(0));
+        history.push(Op::StepBack(365 * 86_400 * 1_000_000));
+        history.extend(each(1));
+        history.extend(each(0));
+        for op in &history {
+            trio.apply(op, &rt, &mut admin);
+        }
+    }
+}
 
 #[test]
 fn all_engines_decide_alike() {

@@ -10,6 +10,8 @@
 //! | [token bucket](Algorithm::TokenBucket) | at most `burst + limit · t / window` units in every interval `t` | one integer |
 
 mod algorithm;
+#[cfg(test)]
+mod bounds;
 mod decision;
 mod fixed_window;
 mod policy;

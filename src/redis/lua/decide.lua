@@ -36,6 +36,7 @@ end
 local now_ms = math.floor(now / 1000)
 
 local ERA = 1e15 -- tenths of us
+local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
 local era_now = now * 10 % ERA
 local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
 local SPAN = 1048576 -- us
@@ -231,13 +232,13 @@ for _ = 1, frame[2] do
           level = 0
         elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
           level = (old - era_now) % ERA
-          if level > ERA / 2 then level = 0 end
+          if level > LATEST then level = 0 end
           level = math.ceil(level / 10)
         elseif scale ~= 1 and old >= SINCE_1970 then
           level = (old - now) * 10
         elseif scale ~= 1 then
           level = level % ERA
-          if level > ERA / 2 then level = 0 end
+          if level > LATEST then level = 0 end
         end
         level = math.min(math.max(0, level), 2 * capacity)
         if cost == 0 then -- it is left as it is

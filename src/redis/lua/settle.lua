@@ -16,6 +16,7 @@ if now == 0 then
 end
 
 local ERA = 1e15 -- tenths of us
+local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
 local SINCE_1970 = 1.7e15 -- us
 local SPAN = 1048576 -- us
 local SUM = 4294967296
@@ -64,20 +65,20 @@ for k = 1, #KEYS do
       level = 0
     elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
       level = (old - era_now) % ERA
-      if level > ERA / 2 then level = 0 end
+      if level > LATEST then level = 0 end
       level = math.ceil(level / 10)
     elseif scale ~= 1 and old >= SINCE_1970 then
       level = (old - now) * 10
     elseif scale ~= 1 then
       level = level % ERA
-      if level > ERA / 2 then level = 0 end
+      if level > LATEST then level = 0 end
     end
     level = math.min(math.max(0, level), 2 * capacity)
     -- How long the charge alone has still to refill; an arrival in an era is told from one in the past.
     local unfilled = arrival - clock
     if scale ~= 1 then
       unfilled = unfilled % ERA
-      if unfilled > ERA / 2 then unfilled = unfilled - ERA end
+      if unfilled > LATEST then unfilled = unfilled - ERA end
     end
     local settled = level
     if more < 0 then
