@@ -3,7 +3,7 @@ use std::{cell::RefCell, sync::Once, time::Duration};
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::limit::{Decision, Outcome};
+use crate::limit::{Decision, Outcome, Policy};
 
 /// Which fields tell clients where they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ fn write_beside_others(outcomes: &[Outcome], headers: &mut HeaderMap) {
 }
 
 /// Returns the value of `RateLimit-Policy` for these outcomes' policies.
-pub(super) fn policy_value<'a>(policies: impl IntoIterator<Item = &'a crate::Policy>) -> HeaderValue {
+pub(super) fn policy_value<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> HeaderValue {
     let items: Vec<Outcome> = policies.into_iter().map(|policy| Outcome::pass(policy, 0)).collect();
     list(&items, write_policy)
 }
@@ -175,7 +175,7 @@ const BLOCK: usize = 2_048;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Policy, Quota};
+    use crate::limit::Quota;
 
     fn outcome(name: &'static str, remaining: u64, next: Duration) -> Outcome {
         let policy = Policy::fixed_window(name, Quota::per_minute(100));

@@ -14,7 +14,7 @@ use self::connect::Connections;
 use crate::{
     error::Error,
     key::Key,
-    limit::{Adjustment, Answer, Demand, Policy, Store},
+    limit::{Adjustment, Answer, Decision, Demand, Policy, Store},
 };
 
 /// Keeps limits in Redis (6.2 or newer) or Valkey, exact over all processes that share it.
@@ -89,7 +89,7 @@ pub(crate) fn key_for_tests(prefix: &str, policy: &Policy, subject: &Key) -> Vec
 impl Store for Redis {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
         if demands.is_empty() {
-            return Answer::ready(Ok(crate::Decision::new([])));
+            return Answer::ready(Ok(Decision::new([])));
         }
         let keys = demands.iter().map(|demand| self.key(demand.policy(), demand.subject())).collect();
         let frame = limit::decide_frame(self.now, &[demands]);
