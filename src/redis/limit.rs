@@ -81,7 +81,7 @@ pub(super) fn settle_frame(now: Option<Micros>, adjustments: &[Adjustment<'_>]) 
             Proof::Arrival { ticks } => {
                 let grain = TokenBucket::grain(policy);
                 let arrival = ticks.div_ceil(grain);
-                let arrival = if grain == 1 { arrival % ERA } else { arrival };
+                let arrival = if grain == 1 { FIRST + arrival % ERA } else { arrival };
                 let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
                 let time = |units: u32| u64::from(units).saturating_mul(policy.interval() / grain).min(MOST_TIME).cast_signed();
                 let more = if cost > charged { time(cost - charged) } else { -time(charged - cost) };
@@ -245,8 +245,9 @@ const TOKEN_BUCKET: u64 = 3;
 
 /// Fast buckets count tenths of a microsecond.
 const UNITS_PER_MICRO: u64 = 10;
-/// The era of fast buckets, in those.
+/// The era of fast buckets and what it begins with, in those.
 const ERA: u64 = 1_000_000_000_000_000;
+const FIRST: u64 = 10_000_000_000_000;
 /// More than all buckets hold, and little enough that a script's sums stay below 2⁵³.
 const MOST_TIME: u64 = 1 << 51;
 const RENEWAL_SPAN_MICROS: u64 = 1 << 20;

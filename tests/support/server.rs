@@ -3,10 +3,10 @@
 use std::{
     env, fs,
     net::{TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// A `redis-server` of our own; it ends when this is dropped.
@@ -29,7 +29,7 @@ impl Server {
         // Between looking for a port and listening on it somebody else may take it.
         for _ in 0..20 {
             let port = free_port();
-            let mut child = spawn(port, &dir, &args, &[]);
+            let mut child = spawn(&program(), port, &dir, &args, &[]);
             if answers(port, &mut child) {
                 return Self { child, port, dir, args };
             }
@@ -38,26 +38,33 @@ impl Server {
         panic!("redis-server did not start; its log: {}", fs::read_to_string(dir.path().join("log")).unwrap_or_default());
     }
 
-    /// Starts a server whose clock is read through libfaketime; `None` if that is not installed.
+    /// Starts a server whose clock is read through libfaketime; `None` if that cannot be had.
+    ///
+    /// Debian's server does not start under it, since its allocator asks for the time too early;
+    /// `TOLLGATE_CLOCK_SERVER` may name another one.
     pub fn start_with_fake_clock() -> Option<(Self, FakeClock)> {
         let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib"]
             .iter()
             .flat_map(|dir| [format!("{dir}/faketime/libfaketimeMT.so.1"), format!("{dir}/libfaketimeMT.so.1")])
             .find(|path| PathBuf::from(path).exists())?;
         let dir = tempfile::tempdir().expect("a folder for the server");
-        let clock = FakeClock(dir.path().join("clock"));
-        clock.shift("+0s");
-        let file = clock.0.display().to_string();
+        let path = dir.path().join("clock");
+        write_shift(&path, 0);
+        let file = path.display().to_string();
         let vars = [
             ("LD_PRELOAD", library.as_str()),
             ("FAKETIME_TIMESTAMP_FILE", file.as_str()),
             ("FAKETIME_NO_CACHE", "1"),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
         ];
+        let program = env::var("TOLLGATE_CLOCK_SERVER").unwrap_or_else(|_| program());
         let port = free_port();
-        let mut child = spawn(port, &dir, &[], &vars);
-        assert!(answers(port, &mut child), "redis-server does not start under libfaketime");
-        Some((Self { child, port, dir, args: Vec::new() }, clock))
+        let mut child = spawn(&program, port, &dir, &[], &vars);
+        if !answers(port, &mut child) {
+            end(&mut child);
+            return None;
+        }
+        Some((Self { child, port, dir, args: Vec::new() }, FakeClock { file: path, port }))
     }
 
     pub fn port(&self) -> u16 {
@@ -86,7 +93,7 @@ impl Server {
     /// Starts it again, on the same port and with nothing kept.
     pub fn restart(&mut self) {
         end(&mut self.child);
-        self.child = spawn(self.port, &self.dir, &self.args, &[]);
+        self.child = spawn(&program(), self.port, &self.dir, &self.args, &[]);
         assert!(answers(self.port, &mut self.child), "redis-server does not start again");
     }
 
@@ -103,13 +110,35 @@ impl Drop for Server {
 }
 
 /// Shifts the clock of a server against the real one.
-pub struct FakeClock(PathBuf);
+pub struct FakeClock {
+    file: PathBuf,
+    port: u16,
+}
 
 impl FakeClock {
-    /// Sets the difference to the real time: `+0s`, `-1h`, `+2d`.
-    pub fn shift(&self, by: &str) {
-        fs::write(&self.0, by).expect("the clock's file");
+    /// Sets the difference to the real time, in hours, and waits until the server has seen it.
+    #[allow(clippy::disallowed_methods)]
+    pub fn shift(&self, hours: i64) {
+        write_shift(&self.file, hours);
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port)).expect("an address");
+        let mut admin = client.get_connection().expect("a connection to our own server");
+        for _ in 0..1_000 {
+            let (seconds, _): (i64, i64) = redis::cmd("TIME").query(&mut admin).expect("TIME");
+            let real = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+            if (seconds - real.cast_signed() - hours * 3_600).abs() < 60 {
+                return;
+            }
+            // The library tells nobody when it has read its file.
+            thread::sleep(Duration::from_millis(5));
+        }
+        panic!("the server's clock does not follow");
     }
+}
+
+fn write_shift(file: &Path, hours: i64) {
+    let new = file.with_extension("new");
+    fs::write(&new, format!("{hours:+}h")).expect("the clock's file");
+    fs::rename(&new, file).expect("the clock's file");
 }
 
 fn free_port() -> u16 {
@@ -117,9 +146,12 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-fn spawn(port: u16, dir: &tempfile::TempDir, args: &[String], vars: &[(&str, &str)]) -> Child {
-    let program = env::var("TOLLGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    Command::new(&program)
+fn program() -> String {
+    env::var("TOLLGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
+fn spawn(program: &str, port: u16, dir: &tempfile::TempDir, args: &[String], vars: &[(&str, &str)]) -> Child {
+    Command::new(program)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .args(["--logfile", "log", "--dir"])
         .arg(dir.path())

@@ -35,9 +35,9 @@ if now == 0 then
 end
 local now_ms = math.floor(now / 1000)
 
-local ERA = 1e15 -- tenths of us
+local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
 local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
-local era_now = now * 10 % ERA
+local era_now = FIRST + now * 10 % ERA
 local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
 local SPAN = 1048576 -- us
 local SUM = 4294967296
@@ -228,7 +228,7 @@ for _ = 1, frame[2] do
         charged[d] = true
         if value % step < cost then renew[k] = lifetime(value, clock, scale) end
       else
-        if not old or old == 0 then
+        if not old or old < FIRST then
           level = 0
         elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
           level = (old - era_now) % ERA

@@ -15,7 +15,7 @@ if now == 0 then
   now = time[1] * 1000000 + time[2]
 end
 
-local ERA = 1e15 -- tenths of us
+local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
 local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
 local SINCE_1970 = 1.7e15 -- us
 local SPAN = 1048576 -- us
@@ -56,12 +56,12 @@ for k = 1, #KEYS do
   else
     local arrival, more, capacity, scale = frame[at + 1], frame[at + 2], frame[at + 3], frame[at + 4]
     at = at + 5
-    local era_now = now * 10 % ERA
+    local era_now = FIRST + now * 10 % ERA
     local clock = scale == 1 and now or era_now
     local value = redis.pcall('GET', key)
     local old = type(value) == 'string' and tonumber(value) or 0
     local level, own = old - clock, true
-    if old == 0 then
+    if old < FIRST then
       level = 0
     elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
       level = (old - era_now) % ERA

@@ -1,0 +1,214 @@
+//! Servers that are down, slow, wrong or gone, and runtimes that end.
+
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::runtime::Runtime;
+use tollgate::{Demand, Limiter, OnError, Policy, Quota, Redis, limit::Store};
+
+use super::limiter;
+use crate::support::{calls, server::Server};
+
+static OPEN: Policy = Policy::token_bucket("open", Quota::per_hour(5)).on_error(OnError::Allow);
+static CLOSED: Policy = Policy::token_bucket("closed", Quota::per_hour(5)).on_error(OnError::Deny);
+
+/// Asks through the limiter, which decides, and the store itself, which tells why.
+async fn ask(url: &str) -> (tollgate::Decision, tollgate::Decision, String) {
+    let redis = Redis::open(url).expect("an address");
+    let limiter = Limiter::new(redis.clone());
+    let (open, closed) = (limiter.check(&OPEN, "user:42").await, limiter.check(&CLOSED, "user:42").await);
+    let answer = tokio::time::timeout(Duration::from_secs(5), redis.decide(&[Demand::new(&OPEN, "user:42")])).await;
+    let error = match answer {
+        Ok(answer) => answer.expect_err("no answer is to be had"),
+        Err(_) => return (open, closed, "none".to_owned()),
+    };
+    assert!(error.is_transient());
+    let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    (open, closed, format!("{error}: {source}"))
+}
+
+fn assert_each_decides_by_its_choice(open: &tollgate::Decision, closed: &tollgate::Decision) {
+    assert!(open.is_allowed() && open.is_degraded() && !open.is_unavailable());
+    assert!(!closed.is_allowed() && closed.is_degraded() && closed.is_unavailable());
+    assert!(closed.retry_after().is_none() && closed.outcomes().is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_leaves_it_to_the_policy() {
+    let (open, closed, error) = ask("redis://127.0.0.1:1").await;
+    assert_each_decides_by_its_choice(&open, &closed);
+    assert!(error.contains("cannot connect") && error.contains("refused"), "{error}");
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_as_one() {
+    let server = Server::start_with(&["--requirepass", "right"]);
+    for (user_info, says) in [(":wrong@", "password"), ("", "NOAUTH"), ("nobody:right@", "password")] {
+        let (open, closed, error) = ask(&format!("redis://{user_info}127.0.0.1:{}", server.port())).await;
+        assert_each_decides_by_its_choice(&open, &closed);
+        assert!(error.to_lowercase().contains(&says.to_lowercase()), "{user_info}: {error}");
+        assert!(!error.contains("right") && !error.contains("wrong@"), "{error}");
+    }
+    let redis = Redis::open(&format!("redis://:right@127.0.0.1:{}", server.port())).expect("an address");
+    assert!(!Limiter::with_deadline(redis, Duration::from_secs(10)).check(&CLOSED, "user:42").await.is_degraded());
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_an_error_or_nonsense_is_survived() {
+    for reply in ["-ERR unknown command\r\n", "-LOADING Redis is loading\r\n", "+OK\r\n", ":1\r\n", "*1\r\n:1\r\n", "HTTP/1.1 400 Bad\r\n\r\n", "*-7\r\n", "$99\r\nx"] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("redis://{}", listener.local_addr().expect("its address"));
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut socket = socket.expect("a connection");
+                thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(1..) = socket.read(&mut bytes) {
+                        // One reply a command: each begins an array.
+                        let commands = bytes.windows(2).filter(|two| two == b"*3" || two == b"*4" || two == b"*5").count().max(1);
+                        if socket.write_all(reply.repeat(commands).as_bytes()).is_err() {
+                            return;
+                        }
+                        bytes.fill(0);
+                    }
+                });
+            }
+        });
+        let (open, closed, error) = ask(&url).await;
+        assert_each_decides_by_its_choice(&open, &closed);
+        println!("{reply:?}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_answer_costs_the_deadline_and_no_more() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let redis = Redis::open(&format!("redis://{}", listener.local_addr().expect("its address"))).expect("an address");
+    let limiter = Limiter::new(redis);
+    #[allow(clippy::disallowed_methods)]
+    let started = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.check(&CLOSED, "user:42").await });
+    }
+    let decisions = tasks.join_all().await;
+    assert!(decisions.iter().all(tollgate::Decision::is_unavailable));
+    let took = started.elapsed();
+    assert!(took >= Limiter::DEFAULT_DEADLINE && took < Limiter::DEFAULT_DEADLINE + Duration::from_millis(200), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_is_used_again_on_few_connections() {
+    let mut server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("an address"));
+    for _ in 0..20 {
+        let _ = limiter.check(&OPEN, "user:42").await;
+    }
+    server.kill();
+    for _ in 0..50 {
+        let decision = limiter.check(&CLOSED, "user:42").await;
+        assert!(decision.is_unavailable());
+    }
+    server.restart();
+    let mut tries = 0;
+    while limiter.check(&CLOSED, "user:42").await.is_degraded() {
+        tries += 1;
+        assert!(tries < 150, "still not used a while after it came back");
+        // Real time, since a real server comes back.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut admin = server.admin();
+    let info: String = redis::cmd("INFO").arg("stats").query(&mut admin).expect("INFO");
+    let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("a count");
+    assert!(line.parse::<u32>().expect("a number") < 10, "{line} connections");
+}
+
+#[test]
+fn one_static_limiter_serves_two_runtimes_in_turn_and_at_once() {
+    static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+    static LIMITER: LazyLock<Limiter> = LazyLock::new(|| limiter(&SERVER));
+    let check = async || LIMITER.check(&CLOSED, "user:42").await;
+
+    let first = Runtime::new().expect("a runtime");
+    assert!(!first.block_on(check()).is_degraded());
+    let second = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    // The first runtime is alive, and nobody drives it.
+    assert!(!second.block_on(check()).is_degraded());
+    assert!(!first.block_on(check()).is_degraded());
+    drop(first);
+    assert!(!second.block_on(check()).is_degraded());
+    drop(second);
+    let third = Runtime::new().expect("a runtime");
+    assert!(third.block_on(check()).is_allowed());
+    assert!(!third.block_on(check()).is_allowed(), "all runtimes shared one budget of five");
+
+    let mut admin = SERVER.admin();
+    assert_eq!(calls(&mut admin, "evalsha"), 6);
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).expect("CLIENT LIST");
+    assert_eq!(clients.lines().count(), 2, "a runtime that ended left its connection behind: {clients}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_decisions_use_one_connection() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let mut tasks = tokio::task::JoinSet::new();
+    for i in 0..1_000 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.check(&CLOSED, format!("user:{i}")).await });
+    }
+    assert!(tasks.join_all().await.iter().all(|decision| decision.is_allowed() && !decision.is_degraded()));
+    let mut admin = server.admin();
+    let info: String = redis::cmd("INFO").arg("stats").query(&mut admin).expect("INFO");
+    // One by Server::start to see that it answers, one of the limiter, one of this test.
+    assert!(info.contains("total_connections_received:3"), "{info}");
+}
+
+#[tokio::test]
+async fn outside_a_runtime_the_answer_is_an_error() {
+    let server = Server::start();
+    let redis = Redis::open(&server.url()).expect("an address");
+    let outside = thread::spawn(move || {
+        let mut answer = redis.decide(&[Demand::new(&OPEN, "user:42")]);
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::Pin::new(&mut answer).poll(&mut cx) {
+            std::task::Poll::Ready(answer) => answer.expect_err("there is no runtime").to_string(),
+            std::task::Poll::Pending => "pending".to_owned(),
+        }
+    });
+    assert!(outside.join().expect("no panic").contains("tokio runtime"));
+}
+
+#[test]
+fn a_wrong_address_says_what_to_write() {
+    for (url, says) in [
+        ("", "scheme is missing"),
+        ("localhost", "scheme is missing"),
+        ("127.0.0.1:6379", "scheme is missing"),
+        ("redis:/localhost", "scheme is missing"),
+        ("http://localhost", "`http` is unknown"),
+        ("reds://localhost", "`reds` is unknown"),
+        ("rediss://localhost", "not supported yet"),
+        ("redis+cluster://a,b", "not supported yet"),
+        ("redis://", "cannot be read"),
+        ("redis://localhost:port", "cannot be read"),
+        ("redis://localhost:99999", "cannot be read"),
+        ("redis://localhost/db", "cannot be read"),
+        ("redis://user:secret@localhost:port", "cannot be read"),
+    ] {
+        let error = Redis::open(url).expect_err(url);
+        assert!(error.is_invalid(), "{error}");
+        let said = error.to_string();
+        assert!(said.contains(says) && said.contains("redis://"), "{url}: {said}");
+        assert!(!said.contains("secret"), "{said}");
+    }
+    for url in ["redis://localhost", "redis://127.0.0.1:6379/3", "redis://:pw@[::1]:6380", "valkey://localhost"] {
+        assert!(Redis::open(url).is_ok(), "{url}");
+    }
+}
