@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Limiter, OnError, Policy, Quota, Redis};
+use tollgate::{Limiter, OnError, Quota, Redis};
 
 use super::{limiter, only_key, policies, pttl};
 use crate::support::{assert_all_keys_expire, server::Server};

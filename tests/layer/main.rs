@@ -1,0 +1,11 @@
+//! What is promised of the tower layer, through real axum and tonic servers and by tower's own contract.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod axum_server;
+mod budget;
+mod contract;
+mod keys;
+mod refusals;
+mod tonic_server;
