@@ -14,7 +14,7 @@ use axum::{
     routing::{get, post},
 };
 use tokio::net::TcpListener;
-use tollgate::{Limiter, Memory, Quota, Redis, RateLimitLayer, Rule};
+use tollgate::{Limiter, Memory, Quota, RateLimitLayer, Redis, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -43,7 +43,8 @@ fn op() -> impl Strategy<Value = Op> {
     let demand = (0..POLICIES, 0..2usize, cost);
     // Parts of a millisecond matter to all but the fixed window; whole ones come in steps that leave its end
     // well to one side or the other of now.
-    let time = || prop_oneof![2 => 0..1_000u64, 6 => (1..60u64).prop_map(|steps| steps * 50_000), 1 => Just(3_600_000_000)];
+    let time =
+        || prop_oneof![2 => 0..1_000u64, 6 => (1..60u64).prop_map(|steps| steps * 50_000), 1 => Just(3_600_000_000)];
     prop_oneof![
         12 => vec(demand, 1..4).prop_map(Op::Decide),
         2 => (0..8usize, prop_oneof![0..15u32, Just(100)]).prop_map(|(charge, cost)| Op::Settle(charge, cost)),
@@ -68,6 +69,9 @@ fn policy(index: usize, quota: usize) -> Policy {
     }
 }
 
+/// A charge, what each store said of it, and the policy and subject by number.
+type Charged = (Policy, Key, [Outcome; 3], (usize, usize));
+
 /// One history's three stores.
 struct Trio {
     started: Instant,
@@ -78,7 +82,7 @@ struct Trio {
     clock: ManualClock,
     redis: Redis,
     prefix: String,
-    charges: Vec<(Policy, Key, [Outcome; 3], (usize, usize))>,
+    charges: Vec<Charged>,
 }
 
 impl Trio {
@@ -275,7 +279,11 @@ fn subject_key(subject: usize) -> Key {
 }
 
 fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) {
-    assert_eq!((pure.is_allowed(), pure.remaining()), (other.is_allowed(), other.remaining()), "{engine}: {other:?}, not {pure:?}");
+    assert_eq!(
+        (pure.is_allowed(), pure.remaining()),
+        (other.is_allowed(), other.remaining()),
+        "{engine}: {other:?}, not {pure:?}"
+    );
     assert_eq!((pure.policy(), pure.quota()), (other.policy(), other.quota()));
     assert_eq!((pure.algorithm(), pure.is_never(), pure.cost()), (other.algorithm(), other.is_never(), other.cost()));
     let times = |outcome: &Outcome| [Some(outcome.next_unit_in()), Some(outcome.full_in()), outcome.passes_in()];

@@ -3,7 +3,7 @@
 //! A [`Key`] says whose units are counted. It is short, needs no heap, and no two subjects share one: parts are
 //! escaped, so that a client cannot write a separator, and what does not fit is replaced by its SHA-256.
 
-use std::fmt;
+use std::{fmt, sync::Once};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -177,30 +177,42 @@ impl fmt::Write for Escape<'_, '_> {
 
 /// How secret parts of keys are hashed.
 #[derive(Clone)]
-pub(crate) struct Secrets(Option<Hmac<Sha256>>);
+pub(crate) struct Secrets {
+    keyed: Option<Hmac<Sha256>>,
+    /// Whether hashes leave this process, so that it matters if they are keyed.
+    leave: bool,
+}
 
 impl Secrets {
-    pub(crate) const UNKEYED: Self = Self(None);
+    pub(crate) const UNKEYED: Self = Self { keyed: None, leave: false };
 
-    pub(crate) fn keyed(key: &[u8]) -> Self {
-        Self(Some(Hmac::new_from_slice(key).expect("HMAC takes keys of any length")))
+    pub(crate) fn unkeyed_for(leave: bool) -> Self {
+        Self { keyed: None, leave }
     }
 
-    pub(crate) fn is_keyed(&self) -> bool {
-        self.0.is_some()
+    pub(crate) fn keyed(key: &[u8]) -> Self {
+        Self { keyed: Some(Hmac::new_from_slice(key).expect("HMAC takes keys of any length")), leave: true }
     }
 
     fn hash(&self, secret: &[u8]) -> [u8; 32] {
-        match &self.0 {
-            Some(keyed) => keyed.clone().chain_update(secret).finalize().into_bytes().into(),
-            None => Sha256::digest(secret).into(),
+        if let Some(keyed) = &self.keyed {
+            return keyed.clone().chain_update(secret).finalize().into_bytes().into();
         }
+        if self.leave {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "secrets are kept in the store as unkeyed hashes, which can be guessed; set Limiter::key_secret"
+                );
+            });
+        }
+        Sha256::digest(secret).into()
     }
 }
 
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_keyed() { "Secrets(keyed)" } else { "Secrets(unkeyed)" })
+        f.write_str(if self.keyed.is_some() { "Secrets(keyed)" } else { "Secrets(unkeyed)" })
     }
 }
 

@@ -1,4 +1,47 @@
 //! Rate limiting for tower services: in memory with no set-up, exact across a fleet through Redis or Valkey.
+//!
+//! One line limits every client of an axum router, a tonic server or any other tower service:
+//!
+//! ```
+//! use axum::{Router, routing::get};
+//! use tollgate::{Quota, RateLimitLayer};
+//!
+//! let app: Router = Router::new()
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(RateLimitLayer::per_client(Quota::per_minute(100)));
+//! # let _ = app;
+//! ```
+//!
+//! # The way of a request
+//!
+//! A [`Rule`] tells which requests it counts, for whom, at what cost. What a request asks of all rules that match
+//! goes to a [`Limiter`] in one call, and the limiter's store decides on all of it or nothing: [`Memory`] at once,
+//! `Redis` in one round trip, however many rules there are. A request that passes goes on, and its response tells
+//! the client where it stands; one that does not is answered with HTTP 429 or gRPC status 8, and the time after
+//! which it will pass. When the store cannot answer in time, each rule's [`OnError`] decides, and nobody is told
+//! that the client was at fault.
+//!
+//! # Where to look
+//!
+//! | for | see |
+//! |---|---|
+//! | axum, tonic, hyper: layers, rules, keys, fields | [`layer`] |
+//! | limits without HTTP | [`Limiter`] |
+//! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
+//! | tests of your own, with a clock that you move | [`Memory::manual`] |
+//!
+//! # Features
+//!
+//! | feature | brings | default |
+//! |---|---|---|
+//! | `axum` | client addresses, routes and original paths from axum; the extractor [`layer::Exposed`] | yes |
+//! | `tonic` | client addresses from tonic's server | no |
+//! | `redis` | the store on Redis 6.2 and newer, and Valkey | no |
+//!
+//! Memory is always there, and gRPC requests are answered as such without any feature. A feature makes something
+//! available; it changes no decision.
+//!
+//! The runtime is tokio. Memory needs no task of its own.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -14,6 +57,8 @@ mod memory;
 mod redis;
 mod shield;
 
+#[cfg(feature = "redis")]
+pub use self::redis::Redis;
 pub use self::{
     error::Error,
     key::{Key, KeyWriter},
@@ -23,5 +68,7 @@ pub use self::{
     memory::{ManualClock, Memory},
 };
 
-#[cfg(feature = "redis")]
-pub use self::redis::Redis;
+/// Runs the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -89,9 +89,10 @@ impl Limiter {
     ///
     /// Waiting for a connection is included. Later than that, the policies' on-error choice decides.
     pub fn with_deadline(store: impl Store, deadline: Duration) -> Self {
+        let secrets = Secrets::unkeyed_for(store.is_shared());
         let store = Box::new(Failover::new(store, deadline));
         let gate = Gate { store, names: Mutex::default(), settling: Arc::default() };
-        Self { gate: Arc::new(gate), secrets: Arc::new(Secrets::UNKEYED) }
+        Self { gate: Arc::new(gate), secrets: Arc::new(secrets) }
     }
 
     /// The deadline of a call: long against a round trip in one data centre, short against a caller's patience.
@@ -146,7 +147,12 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// When dropped while waiting nothing was charged; while asking, the unit may have been.
-    pub async fn until_allowed(&self, policy: &Policy, subject: impl Into<Key>, max_wait: Duration) -> Result<(), Error> {
+    pub async fn until_allowed(
+        &self,
+        policy: &Policy,
+        subject: impl Into<Key>,
+        max_wait: Duration,
+    ) -> Result<(), Error> {
         let demand = [Demand::new(policy, subject)];
         let give_up = time::Instant::now() + max_wait;
         loop {
@@ -284,7 +290,9 @@ impl Settler for Gate {
             let _on_its_way = on_its_way;
             pending.await
         });
-        Answer::pending(async { task.await.unwrap_or_else(|cut| Err(Error::store("settling was cut off").with_source(cut))) })
+        Answer::pending(async {
+            task.await.unwrap_or_else(|cut| Err(Error::store("settling was cut off").with_source(cut)))
+        })
     }
 }
 

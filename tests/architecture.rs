@@ -36,7 +36,8 @@ fn modules_name_only_what_they_stand_on() {
         if module == "lib" || TEST_MODULES.contains(&file.as_str()) {
             continue;
         }
-        let (_, allowed) = MAY_NAME.iter().find(|(name, _)| *name == module).unwrap_or_else(|| panic!("{file} is in no known module"));
+        let (_, allowed) =
+            MAY_NAME.iter().find(|(name, _)| *name == module).unwrap_or_else(|| panic!("{file} is in no known module"));
         for named in modules_named(&fs::read_to_string(&path).expect("a source")) {
             let own = named == module;
             let memory = named == "memory" && module == "layer" && file != MEMORY_IN_LAYER;
@@ -65,7 +66,8 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 /// Returns what follows `crate::` in code, groups taken apart. Types that the root re-exports count by their name,
 /// so that nobody reaches a module through the root.
 fn modules_named(source: &str) -> BTreeSet<String> {
-    let code: String = source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
+    let code: String =
+        source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     let mut named = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
         let rest = &code[at + "crate::".len()..];

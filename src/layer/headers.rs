@@ -48,7 +48,10 @@ fn write_beside_others(outcomes: &[Outcome], headers: &mut HeaderMap) {
         if let Some(outcome) = twice.first() {
             static WARNED: Once = Once::new();
             WARNED.call_once(|| {
-                tracing::warn!(policy = outcome.policy(), "two nested layers have a rule of this name; the outer one is not told to clients");
+                tracing::warn!(
+                    policy = outcome.policy(),
+                    "two nested layers have a rule of this name; the outer one is not told to clients"
+                );
             });
         }
         if !new.is_empty() {
@@ -189,7 +192,10 @@ mod tests {
     #[test]
     fn the_fields_are_those_of_the_draft() {
         let mut headers = HeaderMap::new();
-        let decision = Decision::new([outcome("burst", 19, Duration::from_millis(1)), outcome("daily", 0, Duration::from_secs(36_000))]);
+        let decision = Decision::new([
+            outcome("burst", 19, Duration::from_millis(1)),
+            outcome("daily", 0, Duration::from_secs(36_000)),
+        ]);
         write_fields(&decision, &mut headers);
         assert_eq!(written(&headers, &RATE_LIMIT_POLICY), [r#""burst";q=100;w=60, "daily";q=100;w=60"#]);
         assert_eq!(written(&headers, &RATE_LIMIT), [r#""burst";r=19;t=1, "daily";r=0;t=36000"#]);

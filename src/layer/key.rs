@@ -312,7 +312,9 @@ pub struct Extension<T, F> {
 /// let rule = Rule::new("per-user", Quota::per_minute(60)).by(extension::<User>(|user| user.id.to_string()));
 /// # let _ = rule;
 /// ```
-pub fn extension<T: Send + Sync + 'static>(read: impl Fn(&T) -> String + Send + Sync + 'static) -> Extension<T, impl Fn(&T) -> String + Send + Sync + 'static> {
+pub fn extension<T: Send + Sync + 'static>(
+    read: impl Fn(&T) -> String + Send + Sync + 'static,
+) -> Extension<T, impl Fn(&T) -> String + Send + Sync + 'static> {
     Extension { read, missing: Missing::Shared, of: PhantomData }
 }
 

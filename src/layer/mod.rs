@@ -46,8 +46,8 @@ pub use self::{
     client_ip::{ClientIp, PeerAddr, client_ip},
     headers::{Dialect, write_fields},
     key::{
-        Extension, Global, GrpcMethod, GrpcService, Header, KeyExtractor, KeyFn, Method, NoKey, Path, extension, global, grpc_method,
-        grpc_service, header, key_fn, method, path,
+        Extension, Global, GrpcMethod, GrpcService, Header, KeyExtractor, KeyFn, Method, NoKey, Path, extension,
+        global, grpc_method, grpc_service, header, key_fn, method, path,
     },
     rate_limit::{RateLimit, RateLimitLayer, ResponseFuture, Rule},
     refuse::respond,

@@ -58,7 +58,8 @@ pub(super) fn refuse(decision: &Decision, request: &Parts) -> Option<Response<Re
         let _ = write!(names, "{separator}\"{}\"", outcome.policy());
     }
     let more = format!(r#","violated-policies":[{names}]"#);
-    let mut response = problem(request, StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, "Quota exceeded", &detail, &more);
+    let mut response =
+        problem(request, StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, "Quota exceeded", &detail, &more);
     if let Some(wait) = decision.retry_after() {
         // RFC 9110, section 10.2.3: whole seconds. Zero would be legal and have clients come back at once.
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait).max(1)));
@@ -84,10 +85,15 @@ enum Fault<'a> {
 
 fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
     let (status, code, title, detail) = match fault {
-        Fault::Unavailable => {
-            (StatusCode::SERVICE_UNAVAILABLE, grpc::UNAVAILABLE, "Service Unavailable", "the rate limit cannot be checked at present")
+        Fault::Unavailable => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            grpc::UNAVAILABLE,
+            "Service Unavailable",
+            "the rate limit cannot be checked at present",
+        ),
+        Fault::PeerUnknown => {
+            (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, "Internal Server Error", PEER_UNKNOWN)
         }
-        Fault::PeerUnknown => (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, "Internal Server Error", PEER_UNKNOWN),
         Fault::Rejected(what) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "Bad Request", what),
     };
     match grpc::content_type(request) {
@@ -96,9 +102,17 @@ fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
     }
 }
 
-fn problem(request: &Parts, status: StatusCode, kind: &str, title: &str, detail: &str, more: &str) -> Response<RefusalBody> {
+fn problem(
+    request: &Parts,
+    status: StatusCode,
+    kind: &str,
+    title: &str,
+    detail: &str,
+    more: &str,
+) -> Response<RefusalBody> {
     let (detail, code) = (json_string(detail), status.as_u16());
-    let mut body = Bytes::from(format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":{detail}{more}}}"#));
+    let mut body =
+        Bytes::from(format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":{detail}{more}}}"#));
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     // RFC 6585, section 4: a cache must not store a 429.

@@ -1,8 +1,5 @@
 use super::{
-    Micros, Policy, Receipt,
-    decision::Proof,
-    fixed_window::FixedWindow,
-    sliding_window::SlidingWindow,
+    Micros, Policy, Receipt, decision::Proof, fixed_window::FixedWindow, sliding_window::SlidingWindow,
     token_bucket::TokenBucket,
 };
 
@@ -102,7 +99,14 @@ impl State {
     /// Changes what was charged under `receipt` to `cost`; does nothing if the receipt has expired.
     ///
     /// Returns the state's end where a raised cost can have put it off.
-    pub(crate) fn settle(&mut self, policy: &Policy, now: Micros, receipt: Receipt, charged: u32, cost: u32) -> Option<Micros> {
+    pub(crate) fn settle(
+        &mut self,
+        policy: &Policy,
+        now: Micros,
+        receipt: Receipt,
+        charged: u32,
+        cost: u32,
+    ) -> Option<Micros> {
         match (self, receipt.proof()) {
             (Self::FixedWindow(state), Proof::Window { ends_ms }) => state.settle(policy, now, ends_ms, charged, cost),
             (Self::SlidingWindow(state), Proof::Entry { at, tie }) => state.settle(policy, now, (at, tie), cost),

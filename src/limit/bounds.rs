@@ -50,7 +50,9 @@ impl Run {
                 // From each grant on, what was granted must fit a bucket that was full then.
                 let (burst, interval) = (self.policy.capacity(), self.policy.interval());
                 let starts = self.grants.iter().map(|(at, _)| *at).chain([self.now]);
-                starts.into_iter().all(|from| (self.granted_since(from) + cost) * interval <= burst * interval + (self.now - from) * 10)
+                starts.into_iter().all(|from| {
+                    (self.granted_since(from) + cost) * interval <= burst * interval + (self.now - from) * 10
+                })
             }
         }
     }
@@ -72,11 +74,13 @@ impl Run {
 }
 
 fn policies() -> impl Strategy<Value = Policy> {
-    let quota = (1..20u64, prop_oneof![1..50u64, Just(1_000), 1..100_000u64])
-        .prop_filter_map("faster than a bucket counts", |(limit, ms)| {
+    let quota = (1..20u64, prop_oneof![1..50u64, Just(1_000), 1..100_000u64]).prop_filter_map(
+        "faster than a bucket counts",
+        |(limit, ms)| {
             let quota = Quota::new(limit, std::time::Duration::from_millis(ms)).ok()?;
             (limit * 10 <= ms * 1_000).then_some(quota)
-        });
+        },
+    );
     (quota, 0..5u8, 1..30u64).prop_map(|(quota, kind, burst)| match kind {
         0 => Policy::fixed_window("p", quota),
         1 => Policy::fixed_window("p", quota).aligned(),

@@ -54,7 +54,8 @@ impl FixedWindow {
     /// Corrects a charge whose window is still open; what goes beyond the limit is debt until it ends.
     pub(super) fn settle(&mut self, policy: &Policy, now: Micros, ends_ms: u64, charged: u32, cost: u32) {
         if self.left_ms(policy, now) != 0 && self.ends_ms.abs_diff(ends_ms) <= Self::end_off_by_ms(policy) {
-            self.used = self.used.saturating_sub(charged.saturating_sub(cost)).saturating_add(cost.saturating_sub(charged));
+            self.used =
+                self.used.saturating_sub(charged.saturating_sub(cost)).saturating_add(cost.saturating_sub(charged));
         }
     }
 

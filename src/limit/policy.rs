@@ -347,7 +347,9 @@ mod tests {
 
     #[test]
     fn the_rate_is_rounded_down_by_no_more_than_promised() {
-        for (rate, parts_lost_at_most) in [(1, 10_000), (97, 10_000), (999, 10_000), (1_000, 10_000), (99_991, 100), (100_000, 100)] {
+        for (rate, parts_lost_at_most) in
+            [(1, 10_000), (97, 10_000), (999, 10_000), (1_000, 10_000), (99_991, 100), (100_000, 100)]
+        {
             for window_s in [1, 60, 86_400] {
                 let (limit, micros) = (rate * window_s, window_s * 1_000_000);
                 let interval = interval(limit, micros).expect("in range");

@@ -172,7 +172,8 @@ fn read_count(text: &str) -> Result<u64, &'static str> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '_')).unwrap_or(text.len());
     let (digits, noun) = text.split_at(end);
     match noun.trim() {
-        "" | "request" | "requests" | "req" | "reqs" | "hit" | "hits" | "unit" | "units" | "token" | "tokens" | "call" | "calls" => {}
+        "" | "request" | "requests" | "req" | "reqs" | "hit" | "hits" | "unit" | "units" | "token" | "tokens"
+        | "call" | "calls" => {}
         _ => return Err("the count must be a whole number"),
     }
     let digits: String = digits.chars().filter(|c| *c != '_').collect();

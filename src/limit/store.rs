@@ -30,6 +30,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Forgets what one subject has used under one policy.
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()>;
+
+    /// Returns true if keys leave this process, where others may read them.
+    fn is_shared(&self) -> bool {
+        false
+    }
 }
 
 /// Asks for units of one policy, for one subject.
@@ -277,7 +282,8 @@ impl Charge {
     pub(crate) fn new(settler: Arc<dyn Settler>, demands: &[Demand<'_>], decision: &Decision) -> Self {
         let mut items: Vec<Item> = Vec::new();
         for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
-            let twin = items.iter().any(|item| item.policy.name() == demand.policy.name() && item.subject == demand.subject);
+            let twin =
+                items.iter().any(|item| item.policy.name() == demand.policy.name() && item.subject == demand.subject);
             if decision.is_allowed() && outcome.cost() > 0 && !twin {
                 items.push(Item {
                     policy: demand.policy.clone(),

@@ -12,7 +12,10 @@ use crate::limit::Micros;
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
     /// The wall clock at the start, carried on by the monotonic clock: it never steps.
-    System { started: Instant, epoch: Micros },
+    System {
+        started: Instant,
+        epoch: Micros,
+    },
     Manual(ManualClock),
 }
 

@@ -1,5 +1,5 @@
 use std::{
-    hash::{BuildHasher, Hash, Hasher},
+    hash::BuildHasher,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -112,9 +112,8 @@ impl Table {
     fn name<'a>(&self, policy: &'a Policy, subject: &'a Key) -> Name<'a> {
         let algorithm = letter(policy.algorithm());
         let (policy, subject) = (policy.name().as_bytes(), subject.as_bytes());
-        let mut hasher = self.hasher.build_hasher();
-        (algorithm, policy, subject).hash(&mut hasher);
-        Name { hash: hasher.finish(), algorithm, policy, subject }
+        let hash = self.hasher.hash_one((algorithm, policy, subject));
+        Name { hash, algorithm, policy, subject }
     }
 
     /// Picks a shard by bits in the middle: the top seven are the table's own tag.
@@ -194,10 +193,10 @@ impl Shard {
         for _ in 0..SWEEP {
             let buckets = self.entries.num_buckets();
             self.swept = if self.swept + 1 < buckets { self.swept + 1 } else { 0 };
-            if let Ok(bucket) = self.entries.get_bucket_entry(self.swept) {
-                if bucket.get().ends <= now {
-                    bucket.remove();
-                }
+            if let Ok(bucket) = self.entries.get_bucket_entry(self.swept)
+                && bucket.get().ends <= now
+            {
+                bucket.remove();
             }
         }
         if self.entries.len() < self.entries.capacity() / 8 {

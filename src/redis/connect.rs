@@ -5,8 +5,7 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError,
-    aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError, aio::MultiplexedConnection,
     io::tcp::TcpSettings,
 };
 use tokio::{
@@ -54,11 +53,14 @@ impl Connections {
             Some(("rediss" | "valkeys" | "redis+sentinel" | "redis+cluster", _)) => {
                 return Err(wrong("TLS, Sentinel and Cluster are not supported yet; write redis://host:port"));
             }
-            Some((scheme, _)) => return Err(wrong(&format!("the scheme `{scheme}` is unknown; write redis://host:port"))),
+            Some((scheme, _)) => {
+                return Err(wrong(&format!("the scheme `{scheme}` is unknown; write redis://host:port")));
+            }
             None => return Err(wrong("the scheme is missing; write redis://host:port")),
         }
-        let info: ConnectionInfo =
-            url.into_connection_info().map_err(|error| wrong("cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error))?;
+        let info: ConnectionInfo = url.into_connection_info().map_err(|error| {
+            wrong("cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error)
+        })?;
         // Small writes must not wait for the acknowledgement of the ones before them.
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let client = Client::open(info).map_err(|error| wrong("cannot be used").with_source(error))?;
@@ -112,7 +114,8 @@ async fn keep_up(client: Client, state: watch::Sender<State>) {
     let mut failures: u32 = 0;
     loop {
         // Deadlines are kept by whoever asks: a late answer is dropped there.
-        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
         match client.get_multiplexed_async_connection_with_config(&config).await {
             Ok(handle) => {
                 failures = 0;

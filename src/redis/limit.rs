@@ -9,8 +9,8 @@ use crate::{
     error::Error,
     key::Key,
     limit::{
-        Adjustment, Algorithm, Decision, Demand, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof, Receipt, Standing, State,
-        TokenBucket,
+        Adjustment, Algorithm, Decision, Demand, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof, Receipt,
+        Standing, State, TokenBucket,
     },
 };
 
@@ -43,9 +43,11 @@ pub(super) fn decide_frame(now: Option<Micros>, requests: &[&[Demand<'_>]]) -> V
                     .push(policy.quota().limit())
                     .push(policy.quota().window_ms())
                     .push(policy.is_aligned().into()),
-                Algorithm::SlidingWindow => {
-                    frame.push(SLIDING_WINDOW).push(cost.into()).push(policy.quota().limit()).push(policy.window_micros())
-                }
+                Algorithm::SlidingWindow => frame
+                    .push(SLIDING_WINDOW)
+                    .push(cost.into())
+                    .push(policy.quota().limit())
+                    .push(policy.window_micros()),
                 Algorithm::TokenBucket => {
                     let grain = TokenBucket::grain(policy);
                     let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
@@ -83,7 +85,9 @@ pub(super) fn settle_frame(now: Option<Micros>, adjustments: &[Adjustment<'_>]) 
                 let arrival = ticks.div_ceil(grain);
                 let arrival = if grain == 1 { FIRST + arrival % ERA } else { arrival };
                 let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
-                let time = |units: u32| u64::from(units).saturating_mul(policy.interval() / grain).min(MOST_TIME).cast_signed();
+                let time = |units: u32| {
+                    u64::from(units).saturating_mul(policy.interval() / grain).min(MOST_TIME).cast_signed()
+                };
                 let more = if cost > charged { time(cost - charged) } else { -time(charged - cost) };
                 frame.push(TOKEN_BUCKET).push(arrival).push_signed(more).push(capacity).push(UNITS_PER_MICRO / grain);
             }
@@ -97,7 +101,12 @@ pub(super) fn settle_frame(now: Option<Micros>, adjustments: &[Adjustment<'_>]) 
 }
 
 /// Calls `decide.lua`.
-pub(super) async fn decide(connections: &Connections, keys: Vec<Vec<u8>>, frame: Vec<u8>, asked: &Asked) -> Result<Decision, Error> {
+pub(super) async fn decide(
+    connections: &Connections,
+    keys: Vec<Vec<u8>>,
+    frame: Vec<u8>,
+    asked: &Asked,
+) -> Result<Decision, Error> {
     let mut connection = connections.get().await?;
     match DECIDE.call(&mut connection.handle, &keys, &frame).await {
         Ok(reply) => read(&reply, asked).ok_or_else(|| Error::store("redis answered what decide.lua does not return")),
@@ -127,7 +136,8 @@ fn read(reply: &Value, asked: &Asked) -> Option<Decision> {
     });
     let mut next = || numbers.next().flatten();
     let now = next()?;
-    let found: SmallVec<[Found; 2]> = asked.iter().map(|(policy, _)| Found::read(policy, now, &mut next)).collect::<Option<_>>()?;
+    let found: SmallVec<[Found; 2]> =
+        asked.iter().map(|(policy, _)| Found::read(policy, now, &mut next)).collect::<Option<_>>()?;
     let admitted = found.iter().zip(asked).all(|(found, (policy, cost))| found.admits(policy, now, *cost));
     let outcome = |(found, (policy, cost)): (Found, &(Policy, u32))| match admitted && *cost > 0 {
         true => found.charged(policy, now, *cost),
@@ -153,13 +163,9 @@ impl Found {
                 let (used, left_ms) = (narrow(next()?)?, next()?);
                 Self::State(State::FixedWindow(FixedWindow::from_parts(used, left_ms, now)))
             }
-            Algorithm::SlidingWindow => Self::Log {
-                used: narrow(next()?)?,
-                next: next()?,
-                full: next()?,
-                wait: next()?,
-                tie: narrow(next()?)?,
-            },
+            Algorithm::SlidingWindow => {
+                Self::Log { used: narrow(next()?)?, next: next()?, full: next()?, wait: next()?, tie: narrow(next()?)? }
+            }
             Algorithm::TokenBucket => {
                 let level = next()?.checked_mul(TokenBucket::grain(policy))?;
                 Self::State(State::TokenBucket(TokenBucket::from_level(level, now)))
@@ -251,3 +257,17 @@ const FIRST: u64 = 10_000_000_000_000;
 /// More than all buckets hold, and little enough that a script's sums stay below 2⁵³.
 const MOST_TIME: u64 = 1 << 51;
 const RENEWAL_SPAN_MICROS: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scripts_have_the_same_constants() {
+        for script in [include_str!("lua/decide.lua"), include_str!("lua/settle.lua")] {
+            assert!(script.contains("local ERA, FIRST = 1e15, 1e13 "));
+            assert!(script.contains(&format!("local SPAN = {RENEWAL_SPAN_MICROS} ")));
+        }
+        assert_eq!((ERA, FIRST), (10u64.pow(15), 10u64.pow(13)));
+    }
+}

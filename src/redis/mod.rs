@@ -59,7 +59,9 @@ impl Redis {
         let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
         if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(plain) {
             let prefix = prefix.escape_debug();
-            return Err(Error::invalid(format!("prefix `{prefix}`: must be 1 to 64 of printable ASCII without braces")));
+            return Err(Error::invalid(format!(
+                "prefix `{prefix}`: must be 1 to 64 of printable ASCII without braces"
+            )));
         }
         self.prefix = prefix.into();
         Ok(self)
@@ -109,6 +111,10 @@ impl Store for Redis {
         let key = self.key(policy, subject);
         let connections = Arc::clone(&self.connections);
         Answer::pending(async move { limit::reset(&connections, key).await })
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 }
 

@@ -41,3 +41,39 @@ impl Script {
         command
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Returns the numbers of all `NAME[n]` in a text; `NAME[i]` and `NAME[k]` stand for any number.
+    fn indices(name: &str, text: &str) -> BTreeSet<String> {
+        let index = |at: usize| text[at + name.len() + 1..].split(']').next().unwrap_or_default().to_owned();
+        let any = |index: String| if index.parse::<u32>().is_ok() { index } else { "any".to_owned() };
+        text.match_indices(&format!("{name}[")).map(|(at, _)| any(index(at))).collect()
+    }
+
+    #[test]
+    fn each_header_tells_what_its_script_takes_and_returns() {
+        for (name, script) in [("decide.lua", &DECIDE), ("settle.lua", &SETTLE)] {
+            let (header, body) = script.text.split_once("\n\n").expect("a header, then the body");
+            assert!(header.starts_with(&format!("-- {name}: ")), "{name}");
+            assert!(header.lines().all(|line| line.starts_with("--")), "{name}");
+            assert!(header.contains("-- returns "), "{name}");
+            for argument in ["KEYS", "ARGV"] {
+                assert_eq!(indices(argument, header), indices(argument, body), "{name}: {argument}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_script_looks_for_keys() {
+        for script in [&DECIDE, &SETTLE] {
+            for command in ["'KEYS'", "'SCAN'", "'RANDOMKEY'"] {
+                assert!(!script.text.contains(command), "{command}");
+            }
+        }
+    }
+}

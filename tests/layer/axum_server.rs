@@ -215,7 +215,8 @@ async fn rules_apply_to_what_they_match() {
 #[tokio::test]
 async fn inside_a_nested_router_the_whole_path_counts() {
     let (limiter, _) = manual();
-    let layer = RateLimitLayer::new(limiter).rule(Rule::new("r", Quota::per_hour(9)).by(matched_path()).path("/outer/inner"));
+    let layer =
+        RateLimitLayer::new(limiter).rule(Rule::new("r", Quota::per_hour(9)).by(matched_path()).path("/outer/inner"));
     let inner = Router::new().route("/inner", get(|| async { "in" })).layer(layer);
     let address = serve(Router::new().nest("/outer", inner)).await;
     assert!(fetch(address, "/outer/inner").await.text("ratelimit").is_some());
@@ -229,7 +230,8 @@ async fn nested_layers_give_one_list_inner_first() {
     let outer = RateLimitLayer::new(limiter).rule(rule("outer", 9));
     let address = serve(app(inner).layer(outer)).await;
     let all = |answer: &Answer, field: &str| {
-        let values: Vec<_> = answer.headers.get_all(field).iter().map(|value| value.to_str().expect("text").to_owned()).collect();
+        let values: Vec<_> =
+            answer.headers.get_all(field).iter().map(|value| value.to_str().expect("text").to_owned()).collect();
         values.join(", ")
     };
     let passed = fetch(address, "/").await;
@@ -304,7 +306,8 @@ async fn from_fn_limits_without_a_layer() {
     }
     let (limiter, _) = manual();
     let app = Router::new().route("/", get(|| async { "hello" }));
-    let address = serve(app.layer(middleware::from_fn(move |request, next| limit(limiter.clone(), request, next)))).await;
+    let address =
+        serve(app.layer(middleware::from_fn(move |request, next| limit(limiter.clone(), request, next)))).await;
     assert_eq!(fetch(address, "/").await.text("ratelimit"), Some(r#""per-user";r=0;t=3600"#));
     let refused = fetch(address, "/").await;
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);

@@ -20,7 +20,9 @@ use tollgate::{
     layer::{KeyExtractor, RateLimit, ResponseBody, global},
     limit::{Adjustment, Answer, Charge, Outcome, Store},
 };
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer, service_fn};
+use tower::{
+    Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer, service_fn,
+};
 
 fn layer(limit: u64) -> RateLimitLayer {
     RateLimitLayer::new(Limiter::new(Memory::new())).rule(Rule::new("r", Quota::per_hour(limit)).by(global()))
@@ -62,22 +64,33 @@ impl Service<Request<Full<Bytes>>> for Strict {
 async fn the_service_that_was_polled_ready_is_the_one_called() {
     let mut service = layer(3).layer(Strict::default());
     for _ in 0..3 {
-        assert_eq!(service.ready().await.expect("ready").call(request()).await.expect("called").status(), StatusCode::OK);
+        assert_eq!(
+            service.ready().await.expect("ready").call(request()).await.expect("called").status(),
+            StatusCode::OK
+        );
     }
-    assert_eq!(service.ready().await.expect("ready").call(request()).await.expect("refused").status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(
+        service.ready().await.expect("ready").call(request()).await.expect("refused").status(),
+        StatusCode::TOO_MANY_REQUESTS
+    );
     assert_eq!(layer(3).layer(Strict::default()).oneshot(request()).await.expect("called").status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_concurrency_limit_works_inside_and_outside() {
-    let slow = || service_fn(async |_: Request<Full<Bytes>>| Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())));
+    let slow =
+        || service_fn(async |_: Request<Full<Bytes>>| Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())));
     let inside = ServiceBuilder::new().layer(layer(9)).layer(ConcurrencyLimitLayer::new(1)).service(slow());
     let outside = ServiceBuilder::new().layer(ConcurrencyLimitLayer::new(1)).layer(layer(9)).service(slow());
     for _ in 0..5 {
         assert_eq!(inside.clone().oneshot(request()).await.expect("called").status(), StatusCode::OK);
         assert_eq!(outside.clone().oneshot(request()).await.expect("called").status(), StatusCode::OK);
     }
-    let shed = ServiceBuilder::new().layer(layer(9)).layer(LoadShedLayer::new()).layer(ConcurrencyLimitLayer::new(1)).service(slow());
+    let shed = ServiceBuilder::new()
+        .layer(layer(9))
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(slow());
     assert_eq!(shed.oneshot(request()).await.expect("called").status(), StatusCode::OK);
 }
 
@@ -86,7 +99,10 @@ async fn a_refusal_is_a_response_and_an_error_is_the_inner_services() {
     let failing = service_fn(async |_: Request<Full<Bytes>>| Err::<Response<Full<Bytes>>, _>("inner"));
     let mut service = layer(1).layer(failing);
     assert_eq!(service.ready().await.expect("ready").call(request()).await.expect_err("the inner error"), "inner");
-    assert_eq!(service.ready().await.expect("ready").call(request()).await.expect("a refusal").status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(
+        service.ready().await.expect("ready").call(request()).await.expect("a refusal").status(),
+        StatusCode::TOO_MANY_REQUESTS
+    );
 }
 
 /// A store that never answers.
@@ -150,12 +166,11 @@ struct Once(std::sync::Mutex<std::collections::HashSet<(String, Key)>>);
 impl Store for Once {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
         let mut seen = self.0.lock().expect("not poisoned");
-        let outcomes = demands.iter().map(|demand| {
-            match seen.insert((demand.policy().name().to_owned(), *demand.subject())) {
+        let outcomes =
+            demands.iter().map(|demand| match seen.insert((demand.policy().name().to_owned(), *demand.subject())) {
                 true => Outcome::pass(demand.policy(), 0).with_times(Duration::ZERO, Duration::ZERO),
                 false => Outcome::refuse(demand.policy(), 0, None),
-            }
-        });
+            });
         Answer::ready(Ok(Decision::new(outcomes)))
     }
 
@@ -229,9 +244,9 @@ fn everything_that_takes_a_layer_takes_this_one() {
     }
     let router: axum::Router = axum::Router::new().route("/", axum::routing::get(|| async { "hello" }));
     let router = router.layer(limits()).route_layer(limits());
-    let _: axum::Router = router.fallback_service(limits().layer(service_fn(async |_: Request<Body>| {
-        Ok::<_, Infallible>(Response::new(Body::empty()))
-    })));
+    let _: axum::Router = router.fallback_service(
+        limits().layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())))),
+    );
     let (_, health) = tonic_health::server::health_reporter();
     let one = tonic::service::LayerExt::named_layer(&limits(), health.clone());
     let _ = tonic::transport::Server::builder().layer(limits()).add_service(health);
@@ -242,7 +257,8 @@ fn everything_that_takes_a_layer_takes_this_one() {
     }));
     fn hyper_takes<S>(_: hyper_util::service::TowerToHyperService<S>)
     where
-        S: Service<Request<hyper::body::Incoming>, Response = Response<ResponseBody<Full<Bytes>>>, Error = Infallible> + Clone,
+        S: Service<Request<hyper::body::Incoming>, Response = Response<ResponseBody<Full<Bytes>>>, Error = Infallible>
+            + Clone,
     {
     }
     hyper_takes(hyper_util::service::TowerToHyperService::new(service));

@@ -8,7 +8,8 @@ use http_body_util::Full;
 use tollgate::{
     Key, Limiter, Memory, PeerAddr, Quota, RateLimitLayer, Redis, Rule,
     layer::{
-        KeyExtractor, RateLimit, client_ip, extension, global, grpc_method, grpc_service, header, key_fn, matched_path, method, path,
+        KeyExtractor, RateLimit, client_ip, extension, global, grpc_method, grpc_service, header, key_fn, matched_path,
+        method, path,
     },
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -18,7 +19,13 @@ use crate::support::{http::Answer, server::Server};
 type Sent = Request<Full<Bytes>>;
 
 /// A service that lets each key pass once.
-fn once_each(key: impl KeyExtractor) -> impl Service<Sent, Response = Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>, Error = std::convert::Infallible> + Clone {
+fn once_each(
+    key: impl KeyExtractor,
+) -> impl Service<
+    Sent,
+    Response = Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>,
+    Error = std::convert::Infallible,
+> + Clone {
     let layer = RateLimitLayer::new(Limiter::new(Memory::new())).rule(Rule::new("r", Quota::per_hour(1)).by(key));
     let service: RateLimit<_> = layer.layer(service_fn(async |_: Sent| Ok(Response::new(Full::<Bytes>::default()))));
     service
@@ -40,7 +47,8 @@ async fn assert_together(key: impl KeyExtractor, requests: &[Sent]) {
     let service = once_each(key);
     let mut passed = 0;
     for request in requests {
-        passed += usize::from(service.clone().oneshot(request.clone()).await.expect("an answer").status() == StatusCode::OK);
+        passed +=
+            usize::from(service.clone().oneshot(request.clone()).await.expect("an answer").status() == StatusCode::OK);
     }
     assert_eq!(passed, 1, "{requests:?}");
 }
@@ -66,7 +74,8 @@ fn from(peer: &str) -> Sent {
 
 #[tokio::test]
 async fn a_client_is_its_ipv4_address_or_its_ipv6_network() {
-    assert_together(client_ip(), &["1.2.3.4:1", "1.2.3.4:2", "[::ffff:1.2.3.4]:3", "[::ffff:102:304]:4"].map(from)).await;
+    assert_together(client_ip(), &["1.2.3.4:1", "1.2.3.4:2", "[::ffff:1.2.3.4]:3", "[::ffff:102:304]:4"].map(from))
+        .await;
     assert_apart(client_ip(), &["1.2.3.4:1", "1.2.3.5:1", "[::ffff:1.2.3.6]:1", "[::1.2.3.4]:1"].map(from)).await;
     let thousand: Vec<Sent> = (0..1_000).map(|i| from(&format!("[2001:db8:1:2:{i:x}::{i:x}]:80"))).collect();
     assert_together(client_ip(), &thousand).await;
@@ -95,7 +104,10 @@ async fn axum_and_tonic_tell_the_peer_too() {
     let mut by_axum = get("/");
     by_axum.extensions_mut().insert(axum::extract::ConnectInfo(SocketAddr::from(([1, 2, 3, 4], 5))));
     let mut by_tonic = get("/");
-    by_tonic.extensions_mut().insert(tonic::transport::server::TcpConnectInfo { local_addr: None, remote_addr: Some(SocketAddr::from(([1, 2, 3, 4], 6))) });
+    by_tonic.extensions_mut().insert(tonic::transport::server::TcpConnectInfo {
+        local_addr: None,
+        remote_addr: Some(SocketAddr::from(([1, 2, 3, 4], 6))),
+    });
     assert_together(client_ip(), &[by_axum, by_tonic, from("1.2.3.4:7")]).await;
 }
 
@@ -111,7 +123,11 @@ async fn a_header_counts_byte_by_byte() {
 async fn a_missing_value_follows_the_extractors_rule() {
     let (none, twice) = (with_headers(&[]), with_headers(&[("x-a", b"1"), ("x-a", b"2")]));
     assert_together(header("x-a"), &[none.clone(), none.clone(), twice.clone()]).await;
-    assert_apart(header("x-a"), &[none.clone(), with_headers(&[("x-a", b"")]), with_headers(&[("x-a", b"~")]), with_headers(&[("x-a", b"-")])]).await;
+    assert_apart(
+        header("x-a"),
+        &[none.clone(), with_headers(&[("x-a", b"")]), with_headers(&[("x-a", b"~")]), with_headers(&[("x-a", b"-")])],
+    )
+    .await;
 
     let skipping = once_each(header("x-a").or_skip());
     for _ in 0..3 {
@@ -144,7 +160,8 @@ async fn parts_of_a_request_make_keys() {
 #[tokio::test]
 async fn a_tuple_keeps_its_parts_apart() {
     let pair = |a: &[u8], b: &[u8]| with_headers(&[("x-a", a), ("x-b", b)]);
-    let requests = [pair(b"1", b"2"), pair(b"1|2", b""), pair(b"", b"1|2"), pair(b"12", b""), with_headers(&[("x-a", b"1")])];
+    let requests =
+        [pair(b"1", b"2"), pair(b"1|2", b""), pair(b"", b"1|2"), pair(b"12", b""), with_headers(&[("x-a", b"1")])];
     assert_apart((header("x-a"), header("x-b")), &requests).await;
     assert_apart((global(), method(), path(), header("x-a")), &[get("/a"), get("/b")]).await;
 }
@@ -166,7 +183,12 @@ async fn what_authentication_found_makes_a_key() {
 async fn no_secret_is_kept_readable_on_redis() {
     let server = Server::start();
     let mut admin = server.admin();
-    let secrets = [("authorization", "Bearer hunter2"), ("x-api-key", "hunter2"), ("cookie", "id=hunter2"), ("x-session-id", "hunter2")];
+    let secrets = [
+        ("authorization", "Bearer hunter2"),
+        ("x-api-key", "hunter2"),
+        ("cookie", "id=hunter2"),
+        ("x-session-id", "hunter2"),
+    ];
     let mut keys_seen = std::collections::HashSet::new();
     for key_secret in [None, Some("pepper"), Some("other pepper")] {
         let mut limiter = Limiter::new(Redis::open(&server.url()).expect("an address"));
@@ -174,12 +196,18 @@ async fn no_secret_is_kept_readable_on_redis() {
             limiter = limiter.key_secret(secret);
         }
         for (name, value) in secrets {
-            let layer = RateLimitLayer::new(limiter.clone()).rule(Rule::new("secret", Quota::per_hour(9)).by(header(name)));
-            let service = layer.layer(service_fn(async |_: Sent| Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))));
+            let layer =
+                RateLimitLayer::new(limiter.clone()).rule(Rule::new("secret", Quota::per_hour(9)).by(header(name)));
+            let service = layer.layer(service_fn(async |_: Sent| {
+                Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+            }));
             let _ = service.oneshot(with_headers(&[(name, value.as_bytes())])).await;
         }
-        let plain = RateLimitLayer::new(limiter).rule(Rule::new("plain", Quota::per_hour(9)).by(header("x-api-key").plain()));
-        let service = plain.layer(service_fn(async |_: Sent| Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))));
+        let plain =
+            RateLimitLayer::new(limiter).rule(Rule::new("plain", Quota::per_hour(9)).by(header("x-api-key").plain()));
+        let service = plain.layer(service_fn(async |_: Sent| {
+            Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+        }));
         let _ = service.oneshot(with_headers(&[("x-api-key", b"readable")])).await;
         let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut admin).expect("KEYS");
         assert!(keys.iter().all(|key| !key.contains("hunter2")), "{keys:?}");

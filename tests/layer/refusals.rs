@@ -11,8 +11,11 @@ use crate::support::http::Answer;
 async fn ask_without_a_store(on_error: OnError, content_type: &str) -> Answer {
     let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1").expect("an address"));
     let layer = RateLimitLayer::new(limiter).rule(Rule::new("r", Quota::per_hour(1)).by(global()).on_error(on_error));
-    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))));
-    let request = Request::post("/a.B/C").header("content-type", content_type).body(Full::default()).expect("a request");
+    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+    }));
+    let request =
+        Request::post("/a.B/C").header("content-type", content_type).body(Full::default()).expect("a request");
     Answer::of(service.oneshot(request).await.expect("an answer")).await
 }
 
@@ -37,8 +40,12 @@ async fn a_store_that_is_gone_is_503_or_status_14_or_nothing_at_all() {
 async fn in_one_call_a_denial_outweighs_a_permission() {
     let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1").expect("an address"));
     let rule = |name: &'static str, on_error| Rule::new(name, Quota::per_hour(1)).by(global()).on_error(on_error);
-    let layer = RateLimitLayer::new(limiter).rule(rule("browse", OnError::Allow)).rule(rule("login", OnError::Deny).path("/login"));
-    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))));
+    let layer = RateLimitLayer::new(limiter)
+        .rule(rule("browse", OnError::Allow))
+        .rule(rule("login", OnError::Deny).path("/login"));
+    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+    }));
     for (path, status) in [("/", StatusCode::OK), ("/login", StatusCode::SERVICE_UNAVAILABLE)] {
         let request = Request::get(path).body(Full::default()).expect("a request");
         assert_eq!(service.clone().oneshot(request).await.expect("an answer").status(), status, "{path}");

@@ -4,7 +4,10 @@ use std::{net::SocketAddr, time::Duration};
 
 use http::{Request, StatusCode};
 use tokio::{net::TcpListener, process::Command};
-use tollgate::{Limiter, Memory, Quota, RateLimitLayer, Rule, layer::{client_ip, global, grpc_method}};
+use tollgate::{
+    Limiter, Memory, Quota, RateLimitLayer, Rule,
+    layer::{client_ip, global, grpc_method},
+};
 use tonic::{
     Code,
     transport::{Channel, Server, server::TcpIncoming},
@@ -57,7 +60,8 @@ async fn a_client_reads_status_8_and_its_details() {
 #[tokio::test]
 async fn a_cost_that_can_never_pass_tells_clients_not_to_retry() {
     let (memory, _) = Memory::manual();
-    let layer = RateLimitLayer::new(Limiter::new(memory)).rule(Rule::new("big", Quota::per_hour(2)).by(global()).cost(3));
+    let layer =
+        RateLimitLayer::new(Limiter::new(memory)).rule(Rule::new("big", Quota::per_hour(2)).by(global()).cost(3));
     let mut client = client(serve_health(layer).await).await;
     let status = client.check(HealthCheckRequest::default()).await.expect_err("too much");
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -69,7 +73,8 @@ async fn a_cost_that_can_never_pass_tells_clients_not_to_retry() {
 #[tokio::test]
 async fn methods_count_apart() {
     let (memory, _) = Memory::manual();
-    let layer = RateLimitLayer::new(Limiter::new(memory)).rule(Rule::new("m", Quota::per_hour(1)).by((client_ip(), grpc_method())));
+    let layer = RateLimitLayer::new(Limiter::new(memory))
+        .rule(Rule::new("m", Quota::per_hour(1)).by((client_ip(), grpc_method())));
     let mut client = client(serve_health(layer).await).await;
     assert!(client.check(HealthCheckRequest::default()).await.is_ok());
     assert!(client.check(HealthCheckRequest::default()).await.is_err());
@@ -96,7 +101,8 @@ async fn a_refusal_is_one_header_frame_that_ends_the_stream() {
             return;
         }
     };
-    let received: Vec<&str> = output.lines().filter(|line| line.contains("recv") && !line.contains("stream_id=0>")).collect();
+    let received: Vec<&str> =
+        output.lines().filter(|line| line.contains("recv") && !line.contains("stream_id=0>")).collect();
     let headers: Vec<_> = received.iter().filter(|line| line.contains("recv HEADERS")).collect();
     assert_eq!(headers.len(), 1, "{output}");
     assert!(headers[0].contains("flags=0x05"), "{output}");
@@ -135,13 +141,21 @@ async fn what_is_grpc_is_told_by_its_content_type() {
         ("application/json", None),
     ] {
         let (memory, _) = Memory::manual();
-        let layer = RateLimitLayer::new(Limiter::new(memory)).rule(Rule::new("r", Quota::per_hour(1)).by(global()).cost(2));
-        let inner = service_fn(async |_: Request<axum::body::Body>| Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::empty())));
-        let request = Request::post("/a.B/C").header("content-type", sent).body(axum::body::Body::empty()).expect("a request");
+        let layer =
+            RateLimitLayer::new(Limiter::new(memory)).rule(Rule::new("r", Quota::per_hour(1)).by(global()).cost(2));
+        let inner = service_fn(async |_: Request<axum::body::Body>| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::empty()))
+        });
+        let request =
+            Request::post("/a.B/C").header("content-type", sent).body(axum::body::Body::empty()).expect("a request");
         let answer = Answer::of(layer.layer(inner).oneshot(request).await.expect("an answer")).await;
         match answered {
             Some(content_type) => {
-                assert_eq!((answer.status, answer.text("content-type")), (StatusCode::OK, Some(content_type)), "{sent}");
+                assert_eq!(
+                    (answer.status, answer.text("content-type")),
+                    (StatusCode::OK, Some(content_type)),
+                    "{sent}"
+                );
                 assert_eq!(answer.text("grpc-status"), Some("8"), "{sent}");
                 assert!(answer.body.is_empty());
             }

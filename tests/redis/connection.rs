@@ -60,7 +60,16 @@ async fn a_wrong_password_is_told_as_one() {
 
 #[tokio::test]
 async fn a_server_that_speaks_an_error_or_nonsense_is_survived() {
-    for reply in ["-ERR unknown command\r\n", "-LOADING Redis is loading\r\n", "+OK\r\n", ":1\r\n", "*1\r\n:1\r\n", "HTTP/1.1 400 Bad\r\n\r\n", "*-7\r\n", "$99\r\nx"] {
+    for reply in [
+        "-ERR unknown command\r\n",
+        "-LOADING Redis is loading\r\n",
+        "+OK\r\n",
+        ":1\r\n",
+        "*1\r\n:1\r\n",
+        "HTTP/1.1 400 Bad\r\n\r\n",
+        "*-7\r\n",
+        "$99\r\nx",
+    ] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let url = format!("redis://{}", listener.local_addr().expect("its address"));
         thread::spawn(move || {
@@ -70,7 +79,8 @@ async fn a_server_that_speaks_an_error_or_nonsense_is_survived() {
                     let mut bytes = [0; 4096];
                     while let Ok(1..) = socket.read(&mut bytes) {
                         // One reply a command: each begins an array.
-                        let commands = bytes.windows(2).filter(|two| two == b"*3" || two == b"*4" || two == b"*5").count().max(1);
+                        let commands =
+                            bytes.windows(2).filter(|two| two == b"*3" || two == b"*4" || two == b"*5").count().max(1);
                         if socket.write_all(reply.repeat(commands).as_bytes()).is_err() {
                             return;
                         }
@@ -100,7 +110,10 @@ async fn a_server_that_does_not_answer_costs_the_deadline_and_no_more() {
     let decisions = tasks.join_all().await;
     assert!(decisions.iter().all(tollgate::Decision::is_unavailable));
     let took = started.elapsed();
-    assert!(took >= Limiter::DEFAULT_DEADLINE && took < Limiter::DEFAULT_DEADLINE + Duration::from_millis(200), "{took:?}");
+    assert!(
+        took >= Limiter::DEFAULT_DEADLINE && took < Limiter::DEFAULT_DEADLINE + Duration::from_millis(200),
+        "{took:?}"
+    );
 }
 
 #[tokio::test]

@@ -51,7 +51,8 @@ async fn one_decision_is_one_evalsha_however_many_rules() {
     let (limiter, mut admin) = (limiter(&server), server.admin());
     let all = policies(Quota::per_minute(3));
     let more = Policy::sliding_window("more", Quota::per_hour(1));
-    let five: Vec<Demand<'_>> = all.iter().chain([&more]).map(|policy| Demand::new(policy, "user:42").cost(1)).collect();
+    let five: Vec<Demand<'_>> =
+        all.iter().chain([&more]).map(|policy| Demand::new(policy, "user:42").cost(1)).collect();
 
     // The first call brings the script.
     let _ = limiter.check(&all[0], "somebody").await;
@@ -77,7 +78,8 @@ async fn a_lost_script_is_brought_again_by_the_same_call() {
             assert_eq!(decision.outcomes()[0].remaining(), left, "{decision:?}");
         }
     }
-    let (decision, charge) = limiter.decide(&[Demand::new(&policies(Quota::per_minute(9))[0], "user:43").cost(5)]).await;
+    let (decision, charge) =
+        limiter.decide(&[Demand::new(&policies(Quota::per_minute(9))[0], "user:43").cost(5)]).await;
     assert!(decision.is_allowed());
     let _: () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut admin).expect("SCRIPT FLUSH");
     charge.settle(2).await.expect("settled");

@@ -35,7 +35,10 @@ impl Server {
             }
             end(&mut child);
         }
-        panic!("redis-server did not start; its log: {}", fs::read_to_string(dir.path().join("log")).unwrap_or_default());
+        panic!(
+            "redis-server did not start; its log: {}",
+            fs::read_to_string(dir.path().join("log")).unwrap_or_default()
+        );
     }
 
     /// Starts a server whose clock is read through libfaketime; `None` if that cannot be had.

@@ -44,7 +44,10 @@ impl<S: Sync> FromRequestParts<S> for Exposed {
     type Rejection = (StatusCode, &'static str);
 
     async fn from_request_parts(request: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        find(request).ok_or((StatusCode::INTERNAL_SERVER_ERROR, "no rate limit layer with expose_decision() applied to this request"))
+        find(request).ok_or((
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "no rate limit layer with expose_decision() applied to this request",
+        ))
     }
 }
 

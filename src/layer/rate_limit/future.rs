@@ -48,7 +48,13 @@ impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>>,
 {
-    pub(super) fn new(ask: Ask, exposed: Option<Vec<Kept>>, inner: S, request: Request<B>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        ask: Ask,
+        exposed: Option<Vec<Kept>>,
+        inner: S,
+        request: Request<B>,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self { state: State::Deciding { ask, exposed, ready: Some((inner, request)) }, shared: Some(shared) }
     }
 

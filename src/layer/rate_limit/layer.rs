@@ -45,7 +45,9 @@ pub(super) struct Shared {
 }
 
 #[derive(Clone)]
-struct Refusal(Arc<dyn Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync>);
+struct Refusal(Arc<RefusalFn>);
+
+type RefusalFn = dyn Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync;
 
 impl RateLimitLayer {
     /// Allows each client address `quota`, counted in memory: a token bucket that holds `quota.limit()` units.
@@ -120,7 +122,10 @@ impl RateLimitLayer {
     /// Answers refused requests by a function of your own. It gets no fields added but those of the dialect.
     ///
     /// Ask the decision whether it was [unavailable](Decision::is_unavailable): that is no 429.
-    pub fn refuse_with(mut self, refusal: impl Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync + 'static) -> Self {
+    pub fn refuse_with(
+        mut self,
+        refusal: impl Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
         Arc::make_mut(&mut self.shared).refusal = Some(Refusal(Arc::new(refusal)));
         self
     }

@@ -172,8 +172,10 @@ impl Rule {
         for pattern in &self.paths {
             paths.insert(pattern, ()).map_err(|error| {
                 let name = policy.name();
-                Error::invalid(format!("rule `{name}`: path `{pattern}` cannot be matched; write /users/{{id}} or /api/{{*rest}}"))
-                    .with_source(error)
+                Error::invalid(format!(
+                    "rule `{name}`: path `{pattern}` cannot be matched; write /users/{{id}} or /api/{{*rest}}"
+                ))
+                .with_source(error)
             })?;
         }
         Ok(BuiltRule {

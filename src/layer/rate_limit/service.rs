@@ -57,7 +57,9 @@ where
 
         let (parts, body) = request.into_parts();
         match self.shared.demands(&parts) {
-            Ok(demands) if demands.is_empty() => ResponseFuture::unlimited(inner.call(Request::from_parts(parts, body))),
+            Ok(demands) if demands.is_empty() => {
+                ResponseFuture::unlimited(inner.call(Request::from_parts(parts, body)))
+            }
             Ok(demands) => {
                 let ask = self.shared.limiter.ask(&demands);
                 let exposed = self.shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));

@@ -1,0 +1,105 @@
+//! What a request costs in allocations, on the admitted memory path, by a counting allocator.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    net::SocketAddr,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, header};
+use http_body_util::Empty;
+use tollgate::{
+    Limiter, Memory, PeerAddr, Quota, RateLimitLayer, Rule,
+    layer::{Dialect, client_ip, header as by_header},
+};
+use tower::{Layer, Service};
+
+/// Answers at once; with a header, as nearly every response has one, or without.
+#[derive(Clone)]
+struct Inner {
+    content_type: bool,
+}
+
+impl Service<Request<Empty<Bytes>>> for Inner {
+    type Response = Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Empty<Bytes>>) -> Self::Future {
+        let mut response = Response::new(Empty::new());
+        if self.content_type {
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        }
+        ready(Ok(response))
+    }
+}
+
+fn request() -> Request<Empty<Bytes>> {
+    let mut request = Request::new(Empty::new());
+    request.extensions_mut().insert(PeerAddr(SocketAddr::from(([192, 0, 2, 7], 4_711))));
+    request.headers_mut().insert("x-tenant", HeaderValue::from_static("a-tenant"));
+    request
+}
+
+/// Sends a hundred requests after some to warm up, and returns the most and the sum of allocations of one.
+fn allocations<S>(mut service: S) -> (u64, u64)
+where
+    S: Service<Request<Empty<Bytes>>, Error = Infallible>,
+{
+    let mut count = || {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut request = Some(request());
+        let counted = allocation_counter::measure(|| {
+            assert!(matches!(service.poll_ready(&mut cx), Poll::Ready(Ok(()))));
+            let future = pin!(service.call(request.take().expect("one request")));
+            assert!(matches!(future.poll(&mut cx), Poll::Ready(Ok(_))), "answers at once");
+        });
+        counted.count_total
+    };
+    (0..10).for_each(|_| {
+        count();
+    });
+    let counts: Vec<u64> = (0..100).map(|_| count()).collect();
+    (counts.iter().copied().max().expect("a hundred"), counts.iter().sum())
+}
+
+fn layer(rules: [Rule; 2]) -> RateLimitLayer {
+    rules.into_iter().fold(RateLimitLayer::new(Limiter::new(Memory::new())), RateLimitLayer::rule)
+}
+
+fn rules() -> [[Rule; 2]; 2] {
+    let quota = Quota::per_second(10_000);
+    let one = |name: &'static str| Rule::new(name, quota).by(client_ip());
+    let two = |name: &'static str| Rule::new(name, quota).by((by_header("x-tenant"), client_ip()));
+    [[one("bucket"), two("bucket-too")], [one("window").fixed_window(), two("aligned").fixed_window().aligned()]]
+}
+
+#[test]
+fn without_fields_an_admitted_request_allocates_nothing() {
+    let bare = allocations(Inner { content_type: true });
+    for rules in rules() {
+        let limited = allocations(layer(rules).dialect(Dialect::None).layer(Inner { content_type: true }));
+        assert_eq!(limited, bare);
+    }
+}
+
+#[test]
+fn with_fields_it_allocates_at_most_twice() {
+    for content_type in [true, false] {
+        let (_, bare) = allocations(Inner { content_type });
+        for rules in rules() {
+            let (most, sum) = allocations(layer(rules).layer(Inner { content_type }));
+            // A hundred requests. Without any header of its own, the response's map is the two.
+            let per_request = if content_type { 1 } else { 2 };
+            assert!(sum - bare <= per_request * 100 + 10, "{sum} over {bare}");
+            assert!(most <= bare / 100 + per_request + 2, "{most} over {}", bare / 100);
+        }
+    }
+}
