@@ -7,7 +7,7 @@ use crate::key::KeyWriter;
 
 /// Tells whose request it is.
 ///
-/// Ready-made: [`client_ip`](super::client_ip), [`header()`], [`global`], [`method`], [`path()`], `matched_path`,
+/// Ready-made: [`client_ip`](super::client_ip()), [`header()`], [`global`], [`method`], [`path()`], `matched_path`,
 /// [`grpc_service`], [`grpc_method`], [`extension`], [`key_fn`], and tuples of these. Bring your own for the rest:
 ///
 /// ```

@@ -50,7 +50,7 @@ pub(crate) struct Standing {
     pub(crate) next: Micros,
     /// Microseconds until nothing is used any more.
     pub(crate) full: Micros,
-    /// Microseconds until the cost that was asked about would pass: zero if it would now, or [`NEVER`].
+    /// Microseconds until the cost that was asked about would pass: zero if it would now, or [`Standing::NEVER`].
     pub(crate) wait: Micros,
 }
 

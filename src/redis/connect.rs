@@ -1,6 +1,9 @@
 use std::{
+    future::{Future, poll_fn},
     hash::{BuildHasher, RandomState},
+    pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
+    task::Poll,
     time::Duration,
 };
 
@@ -121,21 +124,30 @@ async fn keep_up(client: Client, state: watch::Sender<State>) {
                 failures = 0;
                 let broken = Arc::new(Notify::new());
                 state.send_replace(State::Up(Connection { handle, broken: Arc::clone(&broken) }));
-                tokio::select! {
-                    () = broken.notified() => { state.send_replace(State::Connecting); }
-                    () = state.closed() => return,
+                if is_first(pin!(state.closed()), pin!(broken.notified())).await {
+                    return;
                 }
+                state.send_replace(State::Connecting);
             }
             Err(error) => {
                 state.send_replace(State::Down(error));
-                tokio::select! {
-                    () = time::sleep(pause(failures)) => {}
-                    () = state.closed() => return,
+                if time::timeout(pause(failures), state.closed()).await.is_ok() {
+                    return;
                 }
                 failures = failures.saturating_add(1);
             }
         }
     }
+}
+
+/// Waits for either of two events; true if it was the first.
+async fn is_first(mut first: Pin<&mut impl Future>, mut second: Pin<&mut impl Future>) -> bool {
+    poll_fn(|cx| match (first.as_mut().poll(cx), second.as_mut().poll(cx)) {
+        (Poll::Ready(_), _) => Poll::Ready(true),
+        (_, Poll::Ready(_)) => Poll::Ready(false),
+        _ => Poll::Pending,
+    })
+    .await
 }
 
 /// Returns how long to leave a server alone after so many failures, with jitter so that a fleet spreads out.
