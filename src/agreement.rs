@@ -114,6 +114,7 @@ impl Trio {
                 self.now += by;
             }
             Op::StepBack(by) => {
+                self.end_keys(true, rt, admin);
                 self.clock.step_back(Duration::from_micros(*by));
                 self.now -= by;
                 self.prolong_keys(*by, admin);
@@ -132,7 +133,7 @@ impl Trio {
         let mut asked = asked.to_vec();
         asked.sort_unstable();
         asked.dedup_by_key(|(policy, subject, _)| (*policy, *subject));
-        self.end_keys(rt, admin);
+        self.end_keys(false, rt, admin);
 
         let policies = self.policies.clone();
         let demands: Vec<_> = asked
@@ -194,7 +195,7 @@ impl Trio {
         if self.charges.is_empty() {
             return;
         }
-        self.end_keys(rt, admin);
+        self.end_keys(false, rt, admin);
         let (policy, key, outcomes, place) = self.charges.swap_remove(charge % self.charges.len());
         let [pure, memory, redis] = &outcomes;
         let adjust = |outcome: &Outcome| Adjustment::new(&policy, &key, outcome.receipt(), outcome.cost(), cost);
@@ -218,13 +219,15 @@ impl Trio {
     /// Ends keys as time would have, and sets what is left of fixed windows to what it would be.
     ///
     /// What has ended is forgotten everywhere, since a clock that steps back does not bring it to life again.
-    fn end_keys(&mut self, rt: &Runtime, admin: &mut redis::Connection) {
+    fn end_keys(&mut self, step_back: bool, rt: &Runtime, admin: &mut redis::Connection) {
         for (index, subject) in self.pure.keys().copied().collect::<Vec<_>>() {
             let key = self.redis_key(index, subject);
             let (state, ends) = &self.pure[&(index, subject)];
             // A window that ends while the call is under way could be over for one and not for the other.
             let about_to_end = matches!(state, State::FixedWindow(_)) && *ends <= self.now + 30_000;
-            if *ends <= self.now || about_to_end {
+            // A full bucket's key lives on for a while, and some are left to be found so.
+            let left = matches!(state, State::TokenBucket(_)) && subject == 1 && !step_back;
+            if *ends <= self.now && !left || about_to_end {
                 let _: () = redis::cmd("DEL").arg(key).query(admin).expect("DEL");
                 self.pure.remove(&(index, subject));
                 rt.block_on(self.memory.reset(&self.policies[index], &subject_key(subject))).expect("memory resets");

@@ -148,9 +148,9 @@ fn one_static_limiter_serves_two_runtimes_in_turn_and_at_once() {
     static LIMITER: LazyLock<Limiter> = LazyLock::new(|| limiter(&SERVER));
     let check = async || LIMITER.check(&CLOSED, "user:42").await;
 
-    let first = Runtime::new().expect("a runtime");
+    let [first, second] =
+        [0, 1].map(|_| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
     assert!(!first.block_on(check()).is_degraded());
-    let second = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     // The first runtime is alive, and nobody drives it.
     assert!(!second.block_on(check()).is_degraded());
     assert!(!first.block_on(check()).is_degraded());
