@@ -19,7 +19,7 @@ async fn main() -> Result<(), Error> {
     for mail in 1..=4 {
         let decision = limiter.check(&MAILS, "user:42").await;
         match decision.retry_after() {
-            None => println!("mail {mail}: sent, {} more may follow", decision.outcomes()[0].remaining()),
+            None => println!("mail {mail}: sent, {} more may follow", decision.remaining().unwrap_or_default()),
             Some(wait) => println!("mail {mail}: in {wait:.0?}"),
         }
     }
@@ -29,8 +29,8 @@ async fn main() -> Result<(), Error> {
     let (decision, charge) = limiter.decide(&ask).await;
     println!("a prompt: {}", if decision.is_allowed() { "accepted" } else { "refused" });
     charge.settle_policy("tokens", 250).await?;
-    let left = limiter.peek(&TOKENS, "user:43").await.outcomes()[0].remaining();
-    println!("it took 250 tokens, {left} are left");
+    let left = limiter.peek(&TOKENS, "user:43").await.remaining();
+    println!("it took 250 tokens, {} are left", left.unwrap_or_default());
 
     for call in 1..=3 {
         limiter.until_allowed(&OUTBOUND, "upstream", Duration::from_secs(1)).await?;

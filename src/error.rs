@@ -1,18 +1,18 @@
 //! The one error of the crate.
 
-use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
+use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 /// Says why a question could not be answered, or why a value cannot be used.
 ///
 /// A refusal is never an error: it is a [`Decision`](crate::limit::Decision). The type is opaque so that
 /// causes can be added without breaking anybody; ask its predicates, or print it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Error {
     kind: Kind,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kind {
     Invalid(Cow<'static, str>),
     Store(Cow<'static, str>),
@@ -34,7 +34,10 @@ impl Error {
         matches!(self.kind, Kind::Deadline(_))
     }
 
-    /// Returns true if the store failed in a way that may pass: it was out of reach, or too slow.
+    /// Returns true if the store failed, and may not the next time.
+    ///
+    /// It was out of reach, too slow, or answered with an error. Only its text tells a server that is being
+    /// restarted from a wrong password.
     pub fn is_transient(&self) -> bool {
         matches!(self.kind, Kind::Store(_) | Kind::Deadline(_))
     }
@@ -73,7 +76,7 @@ impl Error {
     /// Adds the error that was at the bottom of this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
+        self.source = Some(Arc::from(source.into()));
         self
     }
 }

@@ -3,7 +3,7 @@
 //! A [`Key`] says whose units are counted. It is short, needs no heap, and no two subjects share one: parts are
 //! escaped, so that a client cannot write a separator, and what does not fit is replaced by its SHA-256.
 
-use std::{fmt, sync::Once};
+use std::{fmt, net::IpAddr, sync::Once};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -48,23 +48,38 @@ impl Key {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Returns a number below `buckets` that depends on the key alone: FNV-1a, 64 bits, modulo `buckets`.
+    /// Returns a number below `buckets` that depends on the key alone.
     ///
     /// It is part of stored keys, so it never changes.
     #[cfg(feature = "redis")]
     pub(crate) fn bucket(&self, buckets: u16) -> u16 {
+        u16::try_from(self.hash() % u64::from(buckets)).expect("a remainder is below its divisor")
+    }
+
+    /// Hashes the key by FNV-1a, 64 bits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn hash(&self) -> u64 {
         const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
         const PRIME: u64 = 0x0100_0000_01b3;
-        let hash = self.as_bytes().iter().fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME));
-        u16::try_from(hash % u64::from(buckets)).expect("a remainder is below its divisor")
+        self.as_bytes().iter().fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
     }
 }
 
-impl<P: AsRef<[u8]>> From<P> for Key {
-    fn from(part: P) -> Self {
-        Self::from_parts([part])
-    }
+/// Makes what can be a key on its own one.
+macro_rules! key_from {
+    ($($type:ty => $write:ident),+) => {$(
+        impl From<$type> for Key {
+            fn from(part: $type) -> Self {
+                let mut writer = KeyWriter::new(&Secrets::UNKEYED);
+                writer.$write(part);
+                writer.finish()
+            }
+        }
+    )+};
 }
+
+key_from!(&str => text, &String => text, String => text, &[u8] => text, Vec<u8> => text);
+key_from!(u32 => display, u64 => display, IpAddr => display);
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -246,7 +261,7 @@ mod tests {
             Key::from(hashed.as_str()),
             Key::from("{0}"),
             Key::from("ä"),
-            Key::from([0xc3, 0xa4, 0]),
+            Key::from([0xc3, 0xa4, 0].as_slice()),
             Key::from("x".repeat(64)),
             Key::from("x".repeat(66)),
             Key::from_parts(["x".repeat(60), "x".repeat(60)]),

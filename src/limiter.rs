@@ -54,7 +54,8 @@ use crate::{
 /// let upload = [Demand::new(&REQUESTS, "user:42"), Demand::new(&BYTES, "user:42").cost(1_000_001)];
 /// let (decision, _) = limiter.decide(&upload).await;
 /// assert!(decision.is_never()); // more than a day's bytes
-/// assert_eq!(decision.outcomes()[0].remaining(), 10); // and no request was spent on it
+/// let requests = decision.outcomes().first().map(|outcome| outcome.remaining());
+/// assert_eq!(requests, Some(10)); // and no request was spent on it
 /// # }
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
 /// ```
@@ -100,10 +101,13 @@ impl Limiter {
 
     /// Sets the key with which secret parts of keys are hashed, such as API keys.
     ///
-    /// It must be the same in every replica, or each counts for itself. Without one the hash is unkeyed.
+    /// It must be the same in every replica and every clone, or each counts for itself: set it once, where the
+    /// limiter is made. Without one, or with an empty one, the hash is unkeyed.
     #[must_use]
     pub fn key_secret(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.secrets = Arc::new(Secrets::keyed(secret.as_ref()));
+        if !secret.as_ref().is_empty() {
+            self.secrets = Arc::new(Secrets::keyed(secret.as_ref()));
+        }
         self
     }
 
@@ -117,6 +121,12 @@ impl Limiter {
     }
 
     /// Asks how one subject stands, and charges nothing.
+    ///
+    /// Such a decision is always allowed; [`Decision::remaining`] tells what is left.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way nothing remains.
     pub async fn peek(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
         self.ask(&[Demand::new(policy, subject).cost(0)]).await
     }
@@ -154,7 +164,8 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<(), Error> {
         let demand = [Demand::new(policy, subject)];
-        let give_up = time::Instant::now() + max_wait;
+        // So long a wait that no clock reaches its end is one without an end.
+        let give_up = time::Instant::now().checked_add(max_wait);
         loop {
             let decision = self.ask(&demand).await;
             if decision.is_allowed() {
@@ -166,7 +177,7 @@ impl Limiter {
             let Some(wait) = decision.retry_after() else {
                 return Err(Error::never(format!("policy `{}` can never grant this", policy.name())));
             };
-            if time::Instant::now() + wait > give_up {
+            if give_up.is_some_and(|give_up| time::Instant::now() + wait > give_up) {
                 return Err(Error::not_in_time(wait));
             }
             time::sleep(wait).await;
@@ -214,7 +225,8 @@ impl Limiter {
     }
 
     pub(crate) fn charge(&self, demands: &[Demand<'_>], decision: &Decision) -> Charge {
-        Charge::new(Arc::clone(&self.gate) as _, demands, decision)
+        let settler: Arc<dyn Settler> = Arc::clone(&self.gate) as _;
+        Charge::new(&settler, demands, decision)
     }
 
     pub(crate) fn secrets(&self) -> &Secrets {

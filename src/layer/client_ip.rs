@@ -24,8 +24,8 @@ pub struct ClientIp {
 /// An IPv4 address counts alone, also when it comes mapped into IPv6. IPv6 addresses count by their /64, the
 /// least that a client is given (RFC 6177).
 ///
-/// Needs to know the peer: with axum, serve with `into_make_service_with_connect_info::<SocketAddr>()`. Where it
-/// is not known the request is answered with HTTP 500 and a text that says so, rather than counted together
+/// Needs to know the peer: with axum, serve with `into_make_service_with_connect_info::<SocketAddr>()`; with tonic,
+/// enable the feature `tonic`. Where it is not known the request is answered with HTTP 500 and a text that says so, rather than counted together
 /// with all others.
 pub const fn client_ip() -> ClientIp {
     ClientIp { ipv6_prefix: 64 }
@@ -66,6 +66,10 @@ fn peer(request: &Parts) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(address)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
         return Some(address.ip());
+    }
+    #[cfg(feature = "axum")]
+    if let Some(mock) = extensions.get::<axum::extract::connect_info::MockConnectInfo<SocketAddr>>() {
+        return Some(mock.0.ip());
     }
     // tonic leaves this for connections with and without TLS.
     #[cfg(feature = "tonic")]

@@ -17,13 +17,21 @@ pub(super) const UNAVAILABLE: u8 = 14;
 /// the gRPC-Web types, which clients want back as they sent it.
 pub(super) fn content_type(request: &Parts) -> Option<HeaderValue> {
     let value = request.headers.get(header::CONTENT_TYPE)?;
-    let rest = value.as_bytes().strip_prefix(b"application/grpc")?;
-    match rest {
-        [] | [b'+' | b';', ..] => Some(HeaderValue::from_static("application/grpc")),
-        [b'-', b'w', b'e', b'b', ..] => Some(value.clone()),
-        _ => None,
+    // Media types ignore case (RFC 9110, section 8.3.1).
+    let (name, rest) = value.as_bytes().split_at_checked(GRPC.len())?;
+    if !name.eq_ignore_ascii_case(GRPC) {
+        return None;
     }
+    let ends = |rest: &[u8]| matches!(rest, [] | [b'+' | b';', ..]);
+    if ends(rest) {
+        return Some(HeaderValue::from_static("application/grpc"));
+    }
+    let starts = |web: &&[u8]| rest.get(..web.len()).is_some_and(|start| start.eq_ignore_ascii_case(web));
+    let web = [b"-web-text".as_slice(), b"-web"].into_iter().find(starts)?;
+    ends(&rest[web.len()..]).then(|| value.clone())
 }
+
+const GRPC: &[u8] = b"application/grpc";
 
 /// Answers status 8 with what a client needs to come back in time.
 ///

@@ -54,7 +54,8 @@ fn write_beside_others(outcomes: &[Outcome], headers: &mut HeaderMap) {
                 );
             });
         }
-        if !new.is_empty() {
+        // What is of another dialect is left alone: one List of both would be neither.
+        if !new.is_empty() && headers.get_all(&field).iter().all(is_list_of_strings) {
             headers.append(field, list(&new, item));
         }
     }
@@ -128,24 +129,29 @@ impl Buffer<'_> {
 
 /// Returns true if a List has an item whose String is `name`.
 fn has_item(value: &HeaderValue, name: &str) -> bool {
+    items(value).any(|item| item == Some(name.as_bytes()))
+}
+
+/// Returns true if all items of a List are Strings, as they are since draft 8.
+fn is_list_of_strings(value: &HeaderValue) -> bool {
+    items(value).all(|item| item.is_some())
+}
+
+/// Goes through the items of a List: the text within the quotes of a String, `None` for any other.
+fn items(value: &HeaderValue) -> impl Iterator<Item = Option<&[u8]>> {
     let bytes = value.as_bytes();
-    let (mut at, mut item_starts) = (0, true);
-    while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'"' => {
-                let end = string_end(bytes, at);
-                if item_starts && bytes.get(at + 1..end) == Some(name.as_bytes()) {
-                    return true;
-                }
-                (at, item_starts) = (end, false);
-            }
-            b',' => item_starts = true,
-            b' ' | b'\t' => {}
-            _ => item_starts = false,
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while bytes.get(at).is_some_and(|byte| b" \t,".contains(byte)) {
+            at += 1;
         }
-        at += 1;
-    }
-    false
+        let start = at;
+        let string_until = (*bytes.get(start)? == b'"').then(|| string_end(bytes, start));
+        while bytes.get(at).is_some_and(|byte| *byte != b',') {
+            at = if bytes[at] == b'"' { string_end(bytes, at) + 1 } else { at + 1 };
+        }
+        Some(string_until.and_then(|end| bytes.get(start + 1..end)))
+    })
 }
 
 /// Returns where the String that starts at `from` has its closing quote.
@@ -210,6 +216,16 @@ mod tests {
         write_fields(&decision, &mut headers);
         assert_eq!(written(&headers, &RATE_LIMIT_POLICY)[1..], [r#""out";q=100;w=60"#]);
         assert_eq!(written(&headers, &RATE_LIMIT)[1..], [r#""out";r=2;t=0"#]);
+    }
+
+    #[test]
+    fn fields_of_another_dialect_are_left_alone() {
+        for (field, value) in [(RATE_LIMIT, "limit=100, remaining=50, reset=5"), (RATE_LIMIT_POLICY, "100;w=60")] {
+            let mut headers = HeaderMap::new();
+            headers.insert(&field, HeaderValue::from_static(value));
+            write_fields(&Decision::new([outcome("ours", 1, Duration::ZERO)]), &mut headers);
+            assert_eq!(written(&headers, &field), [value]);
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
 use http::{HeaderName, header, request::Parts};
 
-use super::path::asked_path;
+use super::{grpc, path::asked_path};
 use crate::key::KeyWriter;
 
 /// Tells whose request it is.
@@ -34,6 +34,12 @@ pub trait KeyExtractor: fmt::Debug + Send + Sync + 'static {
     ///
     /// If the request has no key of this kind, and is not to be counted with others that have none.
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey>;
+}
+
+impl<T: KeyExtractor + ?Sized> KeyExtractor for Arc<T> {
+    fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+        (**self).extract(request, key)
+    }
 }
 
 /// What to do with a request that has no key.
@@ -114,11 +120,12 @@ pub struct Header {
 
 /// Counts for each value of the header `name`, byte by byte, whether it is text or not.
 ///
-/// What usually holds a secret is kept only as a hash: `authorization`, `cookie`, and names with `api-key`,
-/// `token`, `secret`, `auth`, `password` or `session` in them. See
+/// What usually holds a secret is kept only as a hash: `authorization`, `cookie`, and names with `key`, `token`,
+/// `secret`, `auth`, `jwt`, `password`, `credential`, `signature` or `session` in them. See
 /// [`Limiter::key_secret`](crate::Limiter::key_secret).
 ///
-/// A header that is there twice counts as missing: it could not be told which one the application goes by.
+/// A header that is there twice counts as missing, since it could not be told which one the application goes by.
+/// Such a request is not skipped, or doubling a header would be a way around the limit.
 ///
 /// # Panics
 ///
@@ -158,6 +165,7 @@ impl KeyExtractor for Header {
         match (values.next(), values.next()) {
             (Some(value), None) if self.secret => key.secret(value.as_bytes()),
             (Some(value), None) => key.text(value.as_bytes()),
+            (Some(_), Some(_)) if matches!(self.missing, Missing::Skip) => key.absent(),
             _ => return self.missing.apply(&format_args!("single {} header", self.name), key),
         }
         Ok(())
@@ -165,7 +173,7 @@ impl KeyExtractor for Header {
 }
 
 fn is_secret(name: &HeaderName) -> bool {
-    let parts = ["api-key", "apikey", "token", "secret", "auth", "password", "session"];
+    let parts = ["key", "token", "secret", "auth", "jwt", "password", "credential", "signature", "session"];
     *name == header::COOKIE || parts.iter().any(|part| name.as_str().contains(part))
 }
 
@@ -288,7 +296,10 @@ impl KeyExtractor for GrpcMethod {
 }
 
 /// Splits `/package.Service/Method`.
+///
+/// Only of requests that are gRPC by their content type: any other path would make a key too.
 fn grpc_path(request: &Parts) -> Option<(&str, &str)> {
+    grpc::content_type(request)?;
     let (service, method) = request.uri.path().strip_prefix('/')?.split_once('/')?;
     (!service.is_empty() && !method.is_empty() && !method.contains('/')).then_some((service, method))
 }

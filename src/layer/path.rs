@@ -8,14 +8,19 @@ use http::request::Parts;
 /// written plainly, other escapes in capitals, dot segments are resolved (RFC 3986, sections 6.2.2.1 to 6.2.2.3),
 /// and several slashes are one, so that `//admin` is not another place than `/admin`.
 pub(super) fn asked_path(request: &Parts) -> Cow<'_, str> {
-    #[cfg(feature = "axum")]
-    if let Some(axum::extract::OriginalUri(uri)) = request.extensions.get() {
-        return normalised(uri.path());
-    }
-    normalised(request.uri.path())
+    normalised(raw_path(request))
 }
 
-fn normalised(path: &str) -> Cow<'_, str> {
+/// Returns the path that the client asked for as it stands, which is what routers go by.
+pub(super) fn raw_path(request: &Parts) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(axum::extract::OriginalUri(uri)) = request.extensions.get() {
+        return uri.path();
+    }
+    request.uri.path()
+}
+
+pub(super) fn normalised(path: &str) -> Cow<'_, str> {
     let plain = !path.contains('%') && !path.contains("//") && !path.contains("/.") && path.starts_with('/');
     if plain { Cow::Borrowed(path) } else { Cow::Owned(resolve(&unescape(path))) }
 }

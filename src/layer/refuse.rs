@@ -68,11 +68,10 @@ pub(super) fn refuse(decision: &Decision, request: &Parts) -> Option<Response<Re
 }
 
 /// Answers a request that no rule could judge.
-pub(super) fn without_key(no_key: NoKey, request: &Parts) -> Response<RefusalBody> {
+pub(super) fn without_key(no_key: &NoKey, request: &Parts) -> Response<RefusalBody> {
     match no_key {
-        NoKey::PeerUnknown => fault(request, Fault::PeerUnknown),
-        NoKey::Reject(what) => fault(request, Fault::Rejected(&what)),
-        NoKey::Skip => fault(request, Fault::Rejected("the request has no key")),
+        NoKey::Reject(what) => fault(request, Fault::Rejected(what)),
+        NoKey::PeerUnknown | NoKey::Skip => fault(request, Fault::PeerUnknown),
     }
 }
 
@@ -162,5 +161,6 @@ fn json_string(text: &str) -> String {
 /// A problem type of draft-ietf-httpapi-ratelimit-headers-11.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-pub(super) const PEER_UNKNOWN: &str = "a rule counts by client address, and the server does not tell it; with axum, serve \
-     `app.into_make_service_with_connect_info::<SocketAddr>()`, elsewhere put a `tollgate::PeerAddr` into the request's extensions";
+pub(super) const PEER_UNKNOWN: &str = "a rule counts by client address, and the server does not tell it; with axum, \
+     serve `app.into_make_service_with_connect_info::<SocketAddr>()`; with tonic, enable tollgate's feature `tonic`; \
+     elsewhere put a `tollgate::PeerAddr` into the request's extensions";

@@ -19,7 +19,7 @@ use super::{Algorithm, Micros, Policy, Quota, Standing, policy::Name, store::Rec
 ///
 /// let decision = limiter.check(&LOGIN, "user:42").await;
 /// assert!(decision.is_allowed());
-/// assert_eq!(decision.outcomes()[0].remaining(), 1);
+/// assert_eq!(decision.remaining(), Some(1));
 ///
 /// let _ = limiter.check(&LOGIN, "user:42").await;
 /// let refused = limiter.check(&LOGIN, "user:42").await;
@@ -95,11 +95,22 @@ impl Decision {
         }
     }
 
+    /// Returns the units that are left under the policy that matters most; `None` if nothing is known.
+    pub fn remaining(&self) -> Option<u64> {
+        self.binding().map(Outcome::remaining)
+    }
+
     /// Returns how long to wait until the same request would pass, if nobody else asks meanwhile.
     ///
-    /// `None` if it passed, if waiting cannot help ([`is_never`](Self::is_never)), or if nothing is known.
+    /// `None` if it passed (as one that only asks always does), if waiting cannot help ([`is_never`](Self::is_never)), or if nothing is known.
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { None } else { self.binding()?.passes_in() }
+    }
+
+    /// Joins this decision with that of another layer; both have let the request pass.
+    pub(crate) fn and(&self, other: &Decision) -> Self {
+        let outcomes = self.outcomes.iter().chain(&other.outcomes).cloned().collect();
+        Self { outcomes, allowed: self.allowed && other.allowed, degraded: self.degraded || other.degraded }
     }
 
     /// Tells each of several demands the outcome at its place.
@@ -118,7 +129,6 @@ pub struct Outcome {
     receipt: Receipt,
     quota: Quota,
     remaining: u32,
-    cost: u32,
     next: Micros,
     full: Micros,
     wait: Micros,
@@ -127,23 +137,22 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn allowed(policy: &Policy, standing: Standing, cost: u32, receipt: Receipt) -> Self {
-        Self::of(policy, standing, cost, receipt, true)
+    pub(crate) fn allowed(policy: &Policy, standing: Standing, receipt: Receipt) -> Self {
+        Self::of(policy, standing, receipt, true)
     }
 
     /// What a policy says before anything is charged: it allows what would pass now.
-    pub(crate) fn before(policy: &Policy, standing: Standing, cost: u32) -> Self {
-        Self::of(policy, standing, cost, Receipt::NONE, standing.wait == 0)
+    pub(crate) fn before(policy: &Policy, standing: Standing) -> Self {
+        Self::of(policy, standing, Receipt::NONE, standing.wait == 0)
     }
 
-    fn of(policy: &Policy, standing: Standing, cost: u32, receipt: Receipt, allowed: bool) -> Self {
+    fn of(policy: &Policy, standing: Standing, receipt: Receipt, allowed: bool) -> Self {
         let Standing { remaining, next, full, wait } = standing;
         Self {
             name: policy.shared_name().clone(),
             receipt,
             quota: policy.quota(),
             remaining,
-            cost,
             next,
             full,
             wait,
@@ -155,14 +164,14 @@ impl Outcome {
     /// Lets the request pass; for a [`Store`](super::Store) of your own.
     pub fn pass(policy: &Policy, remaining: u64) -> Self {
         let standing = Standing { remaining: units(remaining), next: 0, full: 0, wait: 0 };
-        Self::of(policy, standing, 0, Receipt::NONE, true)
+        Self::of(policy, standing, Receipt::NONE, true)
     }
 
     /// Refuses it; for a [`Store`](super::Store) of your own. `passes_in` is `None` if it never can pass.
     pub fn refuse(policy: &Policy, remaining: u64, passes_in: Option<Duration>) -> Self {
         let wait = passes_in.map_or(Standing::NEVER, |wait| micros(wait).max(1));
         let standing = Standing { remaining: units(remaining), next: 0, full: 0, wait };
-        Self::of(policy, standing, 0, Receipt::NONE, false)
+        Self::of(policy, standing, Receipt::NONE, false)
     }
 
     /// Sets the time until one more unit is left, and the time until nothing is used any more.
@@ -226,10 +235,6 @@ impl Outcome {
 
     pub(crate) fn receipt(&self) -> Receipt {
         self.receipt
-    }
-
-    pub(crate) fn cost(&self) -> u32 {
-        self.cost
     }
 }
 

@@ -34,7 +34,7 @@ pub struct Policy {
 }
 
 /// What a policy decides when its store cannot answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
     /// Lets the request through, uncounted: availability before the limit.
@@ -179,7 +179,7 @@ impl Policy {
     }
 
     /// Returns what is decided when the store cannot answer.
-    pub const fn error_choice(&self) -> OnError {
+    pub const fn on_error_choice(&self) -> OnError {
         self.on_error
     }
 

@@ -24,6 +24,7 @@ struct Entry {
 }
 
 /// The charges at the front that no longer count.
+#[derive(Default)]
 struct Over {
     count: usize,
     units: u32,
@@ -63,22 +64,19 @@ impl SlidingWindow {
         over
     }
 
+    /// Tells of a log that is tidy, or, at a cost of zero, what it would be then.
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
-        let window = policy.window_micros();
-        let limit = policy.quota().limit_u32();
-        if self.last > now {
-            let mut moved = self.clone();
-            moved.move_future_to(now);
-            return moved.standing(policy, now, cost);
-        }
-        let over = self.over(policy, now);
+        let (window, limit) = (policy.window_micros(), policy.quota().limit_u32());
+        // What lies in the future, after the clock was set back, counts from now.
+        let last = self.last.min(now);
+        let over = if cost == 0 { self.over(policy, now) } else { Over::default() };
         let used = self.used.saturating_sub(over.units);
-        if used == 0 || self.last + window <= now {
+        if used == 0 || last + window <= now {
             let wait = if cost > limit { Standing::NEVER } else { 0 };
             return Standing { remaining: limit, next: 0, full: 0, wait };
         }
         let until = |at: Micros| (at + window).saturating_sub(now).max(1);
-        let left_by = |units: u32| self.left_by(over.count, units);
+        let left_by = |units: u32| self.left_by(over.count, units).min(now);
         let wait = match excess(used, cost, limit) {
             _ if cost == 0 => 0,
             _ if cost > limit => Standing::NEVER,
@@ -88,7 +86,7 @@ impl SlidingWindow {
         Standing {
             remaining: limit.saturating_sub(used),
             next: until(left_by(excess(used, 1, limit).max(1))),
-            full: until(self.last),
+            full: until(last),
             wait,
         }
     }

@@ -37,6 +37,42 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+impl<T: Store + ?Sized> Store for Box<T> {
+    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+        (**self).decide(demands)
+    }
+
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        (**self).settle(adjustments)
+    }
+
+    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+        (**self).reset(policy, subject)
+    }
+
+    fn is_shared(&self) -> bool {
+        (**self).is_shared()
+    }
+}
+
+impl<T: Store + ?Sized> Store for Arc<T> {
+    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+        (**self).decide(demands)
+    }
+
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        (**self).settle(adjustments)
+    }
+
+    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+        (**self).reset(policy, subject)
+    }
+
+    fn is_shared(&self) -> bool {
+        (**self).is_shared()
+    }
+}
+
 /// Asks for units of one policy, for one subject.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -85,7 +121,9 @@ impl<'a> Demand<'a> {
 
     /// Returns true if both ask for units of the same state.
     pub(crate) fn is_twin_of(&self, other: &Demand<'_>) -> bool {
-        self.policy.name() == other.policy.name() && self.subject == other.subject
+        self.policy.name() == other.policy.name()
+            && self.policy.algorithm() == other.policy.algorithm()
+            && self.subject == other.subject
     }
 
     /// Asks for the units of a twin as well.
@@ -253,15 +291,14 @@ impl<'a> Adjustment<'a> {
 /// assert!(decision.is_allowed());
 /// charge.settle(350).await?; // the answer was longer than expected
 ///
-/// assert_eq!(limiter.peek(&TOKENS, "user:42").await.outcomes()[0].remaining(), 650);
+/// assert_eq!(limiter.peek(&TOKENS, "user:42").await.remaining(), Some(650));
 /// # Ok(())
 /// # }
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Charge {
-    items: Arc<[Item]>,
-    settler: Arc<dyn Settler>,
+    items: Arc<[Arc<Item>]>,
 }
 
 #[derive(Debug)]
@@ -271,6 +308,17 @@ struct Item {
     receipt: Receipt,
     charged: u32,
     settled: AtomicBool,
+    settler: Arc<dyn Settler>,
+}
+
+impl Item {
+    fn adjusted(&self, cost: u32) -> Adjustment<'_> {
+        Adjustment::new(&self.policy, &self.subject, self.receipt, self.charged, cost)
+    }
+
+    fn demand(&self) -> Demand<'_> {
+        Demand::of(&self.policy, self.subject, self.charged.into())
+    }
 }
 
 /// Carries adjustments to the store even if nobody waits for it.
@@ -279,22 +327,30 @@ pub(crate) trait Settler: fmt::Debug + Send + Sync {
 }
 
 impl Charge {
-    pub(crate) fn new(settler: Arc<dyn Settler>, demands: &[Demand<'_>], decision: &Decision) -> Self {
+    pub(crate) fn new(settler: &Arc<dyn Settler>, demands: &[Demand<'_>], decision: &Decision) -> Self {
         let mut items: Vec<Item> = Vec::new();
         for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
-            let twin =
-                items.iter().any(|item| item.policy.name() == demand.policy.name() && item.subject == demand.subject);
-            if decision.is_allowed() && outcome.cost() > 0 && !twin {
-                items.push(Item {
+            if !decision.is_allowed() || demand.cost == 0 {
+                continue;
+            }
+            match items.iter_mut().find(|item| item.demand().is_twin_of(demand)) {
+                Some(item) => item.charged = saturate(u64::from(item.charged) + u64::from(demand.cost)),
+                None => items.push(Item {
                     policy: demand.policy.clone(),
                     subject: demand.subject,
                     receipt: outcome.receipt(),
-                    charged: outcome.cost(),
+                    charged: demand.cost,
                     settled: AtomicBool::new(false),
-                });
+                    settler: Arc::clone(settler),
+                }),
             }
         }
-        Self { items: items.into(), settler }
+        Self { items: items.into_iter().map(Arc::new).collect() }
+    }
+
+    /// Joins this charge with that of another layer, so that both are settled together.
+    pub(crate) fn and(&self, other: &Charge) -> Self {
+        Self { items: self.items.iter().chain(other.items.iter()).cloned().collect() }
     }
 
     /// Returns true if there is nothing to settle.
@@ -304,8 +360,7 @@ impl Charge {
 
     /// Changes the charge under every policy to `true_cost` units; zero gives it back.
     ///
-    /// Takes effect once over all clones of this charge: the first call counts, and also if the returned answer
-    /// is dropped. What goes beyond the limit is debt that later requests wait for. Does nothing where the
+    /// Takes effect once over all clones of this charge: the first call counts. What goes beyond the limit is debt that later requests wait for. Does nothing where the
     /// charge is no longer remembered: its window has ended, or its units have refilled.
     ///
     /// # Errors
@@ -314,14 +369,19 @@ impl Charge {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the answer does not undo or stop the correction.
+    /// Dropping the answer neither undoes nor stops the correction, so it need not be awaited. (Outside a tokio
+    /// runtime nothing could carry on with it: await it there.)
     pub fn settle(&self, true_cost: u64) -> Answer<()> {
         self.settle_where(true_cost, |_| true)
     }
 
-    /// Changes the charge under the policy called `policy` alone.
+    /// Changes the charge under the policy called `policy` alone; does nothing if it has none.
     ///
     /// # Errors
+    ///
+    /// As [`Charge::settle`].
+    ///
+    /// # Cancel safety
     ///
     /// As [`Charge::settle`].
     pub fn settle_policy(&self, policy: &str, true_cost: u64) -> Answer<()> {
@@ -330,14 +390,24 @@ impl Charge {
 
     fn settle_where(&self, true_cost: u64, which: impl Fn(&Item) -> bool) -> Answer<()> {
         let cost = saturate(true_cost);
-        let first = |item: &&Item| which(item) && !item.settled.swap(true, Ordering::AcqRel);
-        let due: Vec<Adjustment<'_>> = self
-            .items
-            .iter()
-            .filter(first)
-            .filter(|item| item.charged != cost)
-            .map(|item| Adjustment::new(&item.policy, &item.subject, item.receipt, item.charged, cost))
-            .collect();
-        if due.is_empty() { Answer::ready(Ok(())) } else { self.settler.settle(&due) }
+        let first = |item: &&Arc<Item>| which(item) && !item.settled.swap(true, Ordering::AcqRel);
+        let due: Vec<&Item> =
+            self.items.iter().filter(first).map(|item| &**item).filter(|item| item.charged != cost).collect();
+        let settle = |items: &[&Item]| {
+            let adjustments: Vec<_> = items.iter().map(|item| item.adjusted(cost)).collect();
+            items[0].settler.settle(&adjustments)
+        };
+        // Charges of one limiter go together; those of several, where layers are nested, each to its own.
+        let mut answers = due.chunk_by(|a, b| Arc::ptr_eq(&a.settler, &b.settler)).map(settle).collect::<Vec<_>>();
+        match answers.len() {
+            0 => Answer::ready(Ok(())),
+            1 => answers.remove(0),
+            _ => Answer::pending(async {
+                for answer in answers {
+                    answer.await?;
+                }
+                Ok(())
+            }),
+        }
     }
 }

@@ -164,7 +164,7 @@ impl Shard {
             }
             None => State::fresh(policy).standing(policy, now, cost),
         };
-        Outcome::before(policy, standing, cost)
+        Outcome::before(policy, standing)
     }
 
     fn charge(&mut self, name: Name<'_>, demand: &Demand<'_>, now: Micros) -> Outcome {
@@ -175,7 +175,7 @@ impl Shard {
         }
         let receipt = entry.state.charge(policy, now, cost);
         entry.ends = entry.state.ends(policy);
-        Outcome::allowed(policy, entry.state.standing(policy, now, cost), cost, receipt)
+        Outcome::allowed(policy, entry.state.standing(policy, now, cost), receipt)
     }
 
     fn entry(&mut self, name: Name<'_>, policy: &Policy) -> &mut Entry {

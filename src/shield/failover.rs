@@ -1,12 +1,15 @@
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use tokio::time;
+use tokio::{
+    runtime::Handle,
+    time::{self, Instant},
+};
 
 use crate::{
     error::Error,
@@ -22,10 +25,14 @@ pub(crate) struct Failover<S> {
     health: Arc<Health>,
 }
 
-/// Whether the last call found the store well, so that a change is logged once.
+/// Whether the store is well, so that a change is logged once.
+///
+/// One failure makes it unwell; only a while without any makes it well again, so that a store that answers now and
+/// then fills no log.
 #[derive(Debug, Default)]
 struct Health {
     failing: AtomicBool,
+    failed: Mutex<Option<Instant>>,
 }
 
 impl<S: Store> Failover<S> {
@@ -42,12 +49,12 @@ impl<S: Store> Store for Failover<S> {
             Err(pending) => pending,
         };
         // In one call a denial outweighs a permission.
-        let on_error = demands.iter().map(|demand| demand.policy().error_choice()).max().unwrap_or_default();
+        let denied = demands.iter().any(|demand| demand.policy().on_error_choice() == OnError::Deny);
         let (deadline, health) = (self.deadline, Arc::clone(&self.health));
         Answer::pending(async move {
             let answered = within(deadline, answer).await;
             health.note(answered.as_ref().err());
-            Ok(answered.unwrap_or_else(|_| Decision::without_store(on_error != OnError::Deny)))
+            Ok(answered.unwrap_or_else(|_| Decision::without_store(!denied)))
         })
     }
 
@@ -62,20 +69,30 @@ impl<S: Store> Store for Failover<S> {
 
 impl Health {
     fn note(&self, error: Option<&Error>) {
-        let failing = error.is_some();
-        if self.failing.load(Ordering::Relaxed) == failing || self.failing.swap(failing, Ordering::Relaxed) == failing {
+        if error.is_none() && !self.failing.load(Ordering::Relaxed) {
             return;
         }
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         match error {
-            Some(error) => tracing::warn!(
-                %error,
-                source = std::error::Error::source(error).map(tracing::field::display),
-                "the rate limit store cannot answer; policies decide by their on_error"
-            ),
-            None => tracing::info!("the rate limit store answers again"),
+            Some(error) => {
+                if !self.failing.swap(true, Ordering::Relaxed) {
+                    let source = std::error::Error::source(error).map(tracing::field::display);
+                    tracing::warn!(%error, source, "the rate limit store cannot answer; policies decide by their on_error");
+                }
+                *failed = Some(Instant::now());
+            }
+            None => {
+                let well = failed.is_some_and(|failed| failed.elapsed() >= WELL_AFTER);
+                if well && self.failing.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the rate limit store answers again");
+                }
+            }
         }
     }
 }
+
+/// How long a store must answer without a failure to be well again.
+const WELL_AFTER: Duration = Duration::from_secs(1);
 
 fn bounded(answer: Answer<()>, deadline: Duration) -> Answer<()> {
     match answer.now() {
@@ -85,5 +102,9 @@ fn bounded(answer: Answer<()>, deadline: Duration) -> Answer<()> {
 }
 
 async fn within<T: Unpin>(deadline: Duration, answer: Answer<T>) -> Result<T, Error> {
+    if Handle::try_current().is_err() {
+        // There is no clock to keep a deadline by; the store may still say what it needs.
+        return answer.await;
+    }
     time::timeout(deadline, answer).await.unwrap_or_else(|_| Err(Error::deadline(deadline)))
 }

@@ -213,6 +213,39 @@ async fn rules_apply_to_what_they_match() {
 }
 
 #[tokio::test]
+async fn no_spelling_of_a_path_is_a_way_around_its_rule() {
+    let (limiter, _) = manual();
+    let rule = |name: &'static str, path: &str| Rule::new(name, Quota::per_hour(3)).by(global()).path(path);
+    let layer = RateLimitLayer::new(limiter)
+        .rule(rule("api", "/api/{*rest}"))
+        .rule(rule("item", "/item/{id}"))
+        .rule(rule("user", "/%7Euser"));
+    let well = || get(|| async { "handled" });
+    let app = Router::new().route("/api/{*rest}", well()).route("/item/{id}", well()).route("/%7Euser", well());
+    let address = serve(app.layer(layer)).await;
+    for path in [
+        "/api/x",
+        "/api/../x",
+        "/api/%2e%2e/x",
+        "/api//",
+        "/api/.",
+        "//api/x",
+        "/item/..",
+        "/item/%2e",
+        "/%7Euser",
+        "/~user",
+    ] {
+        // A client of ours would resolve the path before it sends it.
+        let mut socket = tokio::net::TcpStream::connect(address).await.expect("a connection");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        tokio::io::AsyncWriteExt::write_all(&mut socket, request.as_bytes()).await.expect("a request");
+        let mut answer = String::new();
+        tokio::io::AsyncReadExt::read_to_string(&mut socket, &mut answer).await.expect("an answer");
+        assert!(answer.contains("ratelimit: "), "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn inside_a_nested_router_the_whole_path_counts() {
     let (limiter, _) = manual();
     let layer =
@@ -335,8 +368,14 @@ async fn a_rule_of_a_name_that_is_taken_is_an_error() {
         Rule::new("burst", Quota::per_hour(1)).fixed_window().burst(3),
         Rule::new("aligned", Quota::per_hour(1)).aligned(),
         Rule::new("path", Quota::per_hour(1)).path("/{a}/{*b}/c"),
+        Rule::new("path", Quota::per_hour(1)).path("login"),
+        Rule::new("path", Quota::per_hour(1)).path(""),
+        Rule::new("path", Quota::per_hour(1)).path("/users/:id"),
+        Rule::new("path", Quota::per_hour(1)).path("/*"),
     ] {
         let error = RateLimitLayer::new(limiter.clone()).try_rule(wrong).expect_err("a wrong rule");
         assert!(error.is_invalid(), "{error}");
     }
+    let twice = Rule::new("twice", Quota::per_hour(1)).path("/u/{id}").path("/u/{name}").path("/u/me");
+    assert!(RateLimitLayer::new(limiter).try_rule(twice).is_ok());
 }

@@ -18,7 +18,7 @@ use http_body_util::Full;
 use tollgate::{
     Decision, Demand, Error, Key, Limiter, Memory, Policy, Quota, RateLimitLayer, Rule,
     layer::{KeyExtractor, RateLimit, ResponseBody, global},
-    limit::{Adjustment, Answer, Charge, Outcome, Store},
+    limit::{Adjustment, Answer, Charge, Outcome, Receipt, Store},
 };
 use tower::{
     Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer, service_fn,
@@ -168,13 +168,20 @@ impl Store for Once {
         let mut seen = self.0.lock().expect("not poisoned");
         let outcomes =
             demands.iter().map(|demand| match seen.insert((demand.policy().name().to_owned(), *demand.subject())) {
-                true => Outcome::pass(demand.policy(), 0).with_times(Duration::ZERO, Duration::ZERO),
+                true => Outcome::pass(demand.policy(), 0)
+                    .with_times(Duration::ZERO, Duration::ZERO)
+                    .with_receipt(Receipt::new(4_711)),
                 false => Outcome::refuse(demand.policy(), 0, None),
             });
         Answer::ready(Ok(Decision::new(outcomes)))
     }
 
-    fn settle(&self, _: &[Adjustment<'_>]) -> Answer<()> {
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        for adjustment in adjustments {
+            assert_eq!((adjustment.receipt().id(), adjustment.charged(), adjustment.units()), (Some(4_711), 1, 0));
+            let mut seen = self.0.lock().expect("not poisoned");
+            seen.remove(&(adjustment.policy().name().to_owned(), *adjustment.subject()));
+        }
         Answer::ready(Ok(()))
     }
 
@@ -192,7 +199,31 @@ async fn a_store_of_ones_own_will_do() {
     assert!(limiter.check(&POLICY, "a").await.is_never());
     assert!(limiter.check(&POLICY, "b").await.is_allowed());
     limiter.reset(&POLICY, "a").await.expect("reset");
+    let (decision, charge) = limiter.decide(&[Demand::new(&POLICY, "a")]).await;
+    assert!(decision.is_allowed());
+    charge.settle(0).await.expect("settled");
     assert!(limiter.check(&POLICY, "a").await.is_allowed());
+}
+
+#[tokio::test]
+async fn the_same_policy_and_subject_twice_count_together_and_others_of_the_name_apart() {
+    let limiter = Limiter::new(Memory::new());
+    static BUCKET: Policy = Policy::token_bucket("api", Quota::per_hour(5));
+    static WINDOW: Policy = Policy::fixed_window("api", Quota::per_hour(9));
+    let three = Demand::new(&BUCKET, "a").cost(3);
+    let (decision, _) = limiter.decide(&[three.clone(), three.clone()]).await;
+    assert!(decision.is_never() && decision.outcomes().len() == 2);
+    let two = three.cost(2);
+    let (decision, charge) = limiter.decide(&[two.clone(), Demand::new(&WINDOW, "a").cost(7), two]).await;
+    let left: Vec<u64> = decision.outcomes().iter().map(Outcome::remaining).collect();
+    assert_eq!(left, [1, 2, 1]);
+    charge.settle(1).await.expect("settled");
+    for (policy, left) in [(&BUCKET, 4), (&WINDOW, 8)] {
+        assert_eq!(limiter.peek(policy, "a").await.outcomes()[0].remaining(), left);
+    }
+    assert!(limiter.until_allowed(&BUCKET, "a", Duration::MAX).await.is_ok());
+    let wait = limiter.until_allowed(&WINDOW, "b", Duration::ZERO).await;
+    assert!(wait.is_ok());
 }
 
 #[test]
@@ -216,17 +247,9 @@ fn handles_are_send_sync_and_clone() {
     shared::<dyn Store>();
     shared::<dyn KeyExtractor>();
     fn sent<T: Send>(_: &T) {}
-    let future = layer(1).layer(Strict::default()).call_once(request());
+    let future = layer(1).layer(Strict::default()).oneshot(request());
     sent(&future);
 }
-
-trait CallOnce<R>: Service<R> + Sized {
-    fn call_once(self, request: R) -> tower::util::Oneshot<Self, R> {
-        self.oneshot(request)
-    }
-}
-
-impl<S: Service<R>, R> CallOnce<R> for S {}
 
 /// What a user writes into a struct and returns from a function: no type parameter but the inner service's.
 #[allow(dead_code)]

@@ -137,6 +137,8 @@ async fn what_is_grpc_is_told_by_its_content_type() {
         ("application/grpc;charset=utf-8", Some("application/grpc")),
         ("application/grpc-web", Some("application/grpc-web")),
         ("application/grpc-web-text+proto", Some("application/grpc-web-text+proto")),
+        ("Application/GRPC", Some("application/grpc")),
+        ("application/grpc-website", None),
         ("application/grpcx", None),
         ("application/json", None),
     ] {

@@ -14,7 +14,7 @@ use super::layer::Shared;
 use crate::{
     key::Key,
     layer::{RefusalBody, ResponseBody},
-    limit::{Decision, Demand, Policy},
+    limit::{Charge, Decision, Demand, Policy},
     limiter::Ask,
 };
 
@@ -100,7 +100,9 @@ where
                     if let (Some(shared), Some(decision)) = (&this.shared, decision.take()) {
                         shared.write_fields(&decision, &mut response);
                         if shared.expose {
-                            response.extensions_mut().insert(decision);
+                            let extensions = response.extensions_mut();
+                            let joined = extensions.get::<Decision>().map(|inner| decision.and(inner));
+                            extensions.insert(joined.unwrap_or(decision));
                         }
                     }
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
@@ -115,12 +117,15 @@ where
     }
 }
 
-/// Lets the handler see the decision and settle its charge.
+/// Lets the handler see the decision and settle its charge, together with those of layers further out.
 fn expose<B>(shared: &Shared, kept: &[Kept], decision: &Decision, request: &mut Request<B>) {
     let demands: Vec<Demand<'_>> = kept.iter().map(|(policy, key, cost)| Demand::of(policy, *key, *cost)).collect();
+    let charge = shared.limiter.charge(&demands, decision);
     let extensions = request.extensions_mut();
-    extensions.insert(shared.limiter.charge(&demands, decision));
-    extensions.insert(decision.clone());
+    let charge = extensions.get::<Charge>().map_or_else(|| charge.clone(), |outer| outer.and(&charge));
+    let decision = extensions.get::<Decision>().map_or_else(|| decision.clone(), |outer| outer.and(decision));
+    extensions.insert(charge);
+    extensions.insert(decision);
 }
 
 impl<S, B> fmt::Debug for ResponseFuture<S, B>

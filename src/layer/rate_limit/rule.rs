@@ -1,4 +1,4 @@
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, error, fmt, sync::Arc};
 
 use http::{Method, request::Parts};
 
@@ -8,7 +8,7 @@ use crate::{
     layer::{
         client_ip::client_ip,
         key::{KeyExtractor, NoKey},
-        path::asked_path,
+        path::{asked_path, normalised, raw_path},
     },
     limit::{Algorithm, OnError, Policy, Quota},
     limiter::{Limiter, Registration},
@@ -136,7 +136,7 @@ impl Rule {
     /// Counts only requests whose path matches, by axum's patterns: `/users/{id}`, `/api/{*rest}`.
     ///
     /// Called again, either pattern will do. The path is the whole one that was asked for, also inside a nested
-    /// router, the same for all its spellings.
+    /// router. It matches as it stands, and with its escapes, dot segments and double slashes resolved.
     pub fn path(mut self, pattern: impl Into<String>) -> Self {
         self.paths.push(pattern.into());
         self
@@ -168,22 +168,20 @@ impl Rule {
         if self.aligned {
             policy = policy.try_aligned()?;
         }
-        let mut paths = matchit::Router::new();
+        let mut paths = Vec::new();
         for pattern in &self.paths {
-            paths.insert(pattern, ()).map_err(|error| {
-                let name = policy.name();
-                Error::invalid(format!(
-                    "rule `{name}`: path `{pattern}` cannot be matched; write /users/{{id}} or /api/{{*rest}}"
-                ))
-                .with_source(error)
-            })?;
+            paths.extend(matchers(pattern).map_err(|error| {
+                let (name, pattern) = (policy.name(), pattern.escape_debug());
+                let what = "cannot be matched; write /users/{id} or /api/{*rest}, with a slash in front";
+                Error::invalid(format!("rule `{name}`: path `{pattern}` {what}")).with_source(error)
+            })?);
         }
         Ok(BuiltRule {
             _name: Arc::new(limiter.register(&policy)?),
             policy,
             key: self.key,
             cost: self.cost,
-            paths: (!self.paths.is_empty()).then_some(paths),
+            paths,
             methods: self.methods,
             conditions: self.conditions,
         })
@@ -196,7 +194,7 @@ pub(super) struct BuiltRule {
     pub(super) policy: Policy,
     key: Arc<dyn KeyExtractor>,
     cost: Cost,
-    paths: Option<matchit::Router<()>>,
+    paths: Vec<matchit::Router<()>>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
     _name: Arc<Registration>,
@@ -205,8 +203,14 @@ pub(super) struct BuiltRule {
 impl BuiltRule {
     pub(super) fn matches(&self, request: &Parts) -> bool {
         (self.methods.is_empty() || self.methods.contains(&request.method))
-            && self.paths.as_ref().is_none_or(|paths| paths.at(&asked_path(request)).is_ok())
+            && (self.paths.is_empty() || self.matches_path(request))
             && self.conditions.iter().all(|condition| (condition.0)(request))
+    }
+
+    /// Looks at the path as it stands, which is what a router goes by, and as it is meant: neither is a way around.
+    fn matches_path(&self, request: &Parts) -> bool {
+        let any = |path: &str| self.paths.iter().any(|pattern| pattern.at(path).is_ok());
+        any(raw_path(request)) || any(&asked_path(request))
     }
 
     pub(super) fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
@@ -221,6 +225,26 @@ impl BuiltRule {
             Cost::Of(cost) => cost(request),
         }
     }
+}
+
+/// Makes matchers of a pattern as it is written, and as it is meant.
+fn matchers(pattern: &str) -> Result<Vec<matchit::Router<()>>, Box<dyn error::Error + Send + Sync>> {
+    if !pattern.starts_with('/') {
+        return Err("it does not begin with a slash".into());
+    }
+    if pattern.split('/').any(|segment| segment.starts_with([':', '*'])) {
+        return Err("a parameter is written {id} or {*rest}".into());
+    }
+    let matcher = |pattern: &str| {
+        let mut router = matchit::Router::new();
+        router.insert(pattern, ()).map(|()| router)
+    };
+    let plain = normalised(pattern);
+    let mut matchers = vec![matcher(pattern)?];
+    if plain != pattern {
+        matchers.push(matcher(&plain)?);
+    }
+    Ok(matchers)
 }
 
 impl fmt::Debug for Cost {

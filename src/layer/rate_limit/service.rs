@@ -70,7 +70,7 @@ where
                     static LOGGED: Once = Once::new();
                     LOGGED.call_once(|| tracing::error!("{}", refuse::PEER_UNKNOWN));
                 }
-                ResponseFuture::refused(refuse::without_key(no_key, &parts))
+                ResponseFuture::refused(refuse::without_key(&no_key, &parts))
             }
         }
     }
