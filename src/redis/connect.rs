@@ -1,36 +1,51 @@
 use std::{
     future::{Future, poll_fn},
     hash::{BuildHasher, RandomState},
-    pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError},
+    pin::pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError, aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushKind,
+    RedisError, ServerErrorKind, Value,
+    aio::{MultiplexedConnection, SendError},
     io::tcp::TcpSettings,
 };
 use tokio::{
     runtime::{self, Handle},
-    sync::{Notify, watch},
+    sync::{Notify, oneshot, watch},
     time,
 };
 
-use crate::error::Error;
+use super::{
+    batch::{Batches, Job, Queue},
+    limit::{Asked, Call, Names},
+    script::Script,
+};
+use crate::{error::Error, limit::Decision};
 
 /// One connection for each runtime that asks.
 ///
 /// A connection is driven by the runtime that made it and dies with it, so each runtime has its own.
 pub(super) struct Connections {
     client: Client,
-    open: Mutex<Vec<Line>>,
+    /// For servers and proxies that do not speak RESP3.
+    client_resp2: Client,
+    names: Names,
+    lines: Mutex<Vec<Line>>,
 }
 
-/// One runtime's connection, and the task that keeps it up.
+/// One runtime's connection, and the decisions that wait for it.
+#[derive(Clone)]
 struct Line {
     runtime: runtime::Id,
     state: watch::Receiver<State>,
+    queue: Arc<Queue>,
 }
 
 enum State {
@@ -42,66 +57,107 @@ enum State {
 /// A connection in use.
 #[derive(Clone)]
 pub(super) struct Connection {
-    pub(super) handle: MultiplexedConnection,
+    handle: MultiplexedConnection,
     /// Told once it is of no more use; the next connection has its own.
     broken: Arc<Notify>,
+    /// Whether anything useful has come back on it.
+    answered: Arc<AtomicBool>,
 }
 
 impl Connections {
     /// Reads an address; does no I/O.
-    pub(super) fn open(url: &str) -> Result<Self, Error> {
-        let wrong = |what: &str| Error::invalid(format!("redis address `{}`: {what}", without_password(url)));
-        match url.split_once("://") {
-            Some(("redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix", _)) => {}
-            Some(("rediss" | "valkeys" | "redis+sentinel" | "redis+cluster", _)) => {
-                return Err(wrong("TLS, Sentinel and Cluster are not supported yet; write redis://host:port"));
-            }
-            Some((scheme, _)) => {
-                return Err(wrong(&format!("the scheme `{scheme}` is unknown; write redis://host:port")));
-            }
-            None => return Err(wrong("the scheme is missing; write redis://host:port")),
+    pub(super) fn open(url: &str, names: Names) -> Result<Self, Error> {
+        let info = read(url)?;
+        let client = |protocol| {
+            let settings = info.redis_settings().clone().set_protocol(protocol);
+            Client::open(info.clone().set_redis_settings(settings))
+                .map_err(|error| wrong(url, "cannot be used").with_source(error))
+        };
+        let (client, client_resp2) = (client(ProtocolVersion::RESP3)?, client(ProtocolVersion::RESP2)?);
+        Ok(Self { client, client_resp2, names, lines: Mutex::default() })
+    }
+
+    pub(super) fn renamed(&self, names: Names) -> Self {
+        let (client, client_resp2) = (self.client.clone(), self.client_resp2.clone());
+        Self { client, client_resp2, names, lines: Mutex::default() }
+    }
+
+    pub(super) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Puts a request in line for this runtime's connection; fails at once while that is down.
+    pub(super) fn decide(self: &Arc<Self>, asked: Asked) -> Result<oneshot::Receiver<Result<Decision, Error>>, Error> {
+        let line = self.line()?;
+        if let State::Down(error) = &*line.state.borrow() {
+            return Err(down(error));
         }
-        let info: ConnectionInfo = url.into_connection_info().map_err(|error| {
-            wrong("cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error)
-        })?;
-        // Small writes must not wait for the acknowledgement of the ones before them.
-        let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        let client = Client::open(info).map_err(|error| wrong("cannot be used").with_source(error))?;
-        Ok(Self { client, open: Mutex::default() })
+        let (answer, answered) = oneshot::channel();
+        line.queue.push(Job { asked, answer });
+        Ok(answered)
     }
 
     /// Waits for this runtime's connection; fails at once while it is down and a pause has not passed.
-    pub(super) async fn get(&self) -> Result<Connection, Error> {
-        let Ok(runtime) = Handle::try_current() else {
-            return Err(Error::store("redis needs a tokio runtime, and this is none"));
-        };
-        let mut state = self.line(&runtime);
-        let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
+    pub(super) async fn get(self: &Arc<Self>) -> Result<Connection, Error> {
+        let mut line = self.line()?;
+        let settled = line.state.wait_for(|state| !matches!(state, State::Connecting)).await;
         match settled.as_deref() {
             Ok(State::Up(connection)) => Ok(connection.clone()),
-            Ok(State::Down(error)) => Err(Error::store("cannot connect to redis").with_source(error.clone())),
-            Ok(State::Connecting) | Err(_) => Err(Error::store("the connection's task is gone")),
+            Ok(State::Down(error)) => Err(down(error)),
+            Ok(State::Connecting) | Err(_) => Err(cut_off()),
         }
     }
 
-    fn line(&self, runtime: &Handle) -> watch::Receiver<State> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+    fn line(self: &Arc<Self>) -> Result<Line, Error> {
+        let Ok(runtime) = Handle::try_current() else {
+            return Err(Error::store("redis needs a tokio runtime, and this is none"));
+        };
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         // The sender lives in a task of the runtime, and is gone when that is.
-        open.retain(|line| line.state.has_changed().is_ok());
-        if let Some(line) = open.iter().find(|line| line.runtime == runtime.id()) {
-            return line.state.clone();
+        lines.retain(|line| line.state.has_changed().is_ok());
+        if let Some(line) = lines.iter().find(|line| line.runtime == runtime.id()) {
+            return Ok(line.clone());
         }
         let (sender, state) = watch::channel(State::Connecting);
-        runtime.spawn(keep_up(self.client.clone(), sender));
-        open.push(Line { runtime: runtime.id(), state: state.clone() });
-        state
+        let line = Line { runtime: runtime.id(), state, queue: Arc::default() };
+        let clients = [self.client.clone(), self.client_resp2.clone()];
+        runtime.spawn(keep_up(clients, self.names.clone(), Arc::clone(&line.queue), sender));
+        lines.push(line.clone());
+        Ok(line)
     }
 }
 
 impl Connection {
+    /// Calls a script. A connection on which nothing comes back for [`CALL_TIMEOUT`] is given up.
+    pub(super) async fn call(&self, script: &Script, call: &Call) -> Result<Value, Error> {
+        let mut handle = self.handle.clone();
+        self.watched(script.call(&mut handle, call)).await
+    }
+
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, Error> {
+        let mut handle = self.handle.clone();
+        self.watched(command.query_async(&mut handle)).await
+    }
+
+    async fn watched(&self, answer: impl Future<Output = Result<Value, RedisError>>) -> Result<Value, Error> {
+        match time::timeout(CALL_TIMEOUT, answer).await {
+            Ok(Ok(value)) => {
+                self.answered.store(true, Ordering::Relaxed);
+                Ok(value)
+            }
+            Ok(Err(error)) => Err(self.failed(error)),
+            Err(_) => {
+                self.broken.notify_one();
+                Err(Error::deadline(CALL_TIMEOUT))
+            }
+        }
+    }
+
     /// Turns a failure into our error, and has the connection made anew if it is of no more use.
-    pub(super) fn failed(&self, error: RedisError) -> Error {
-        if error.is_unrecoverable_error() || error.is_io_error() && !error.is_timeout() {
+    fn failed(&self, error: RedisError) -> Error {
+        // A server that no longer takes writes is not the one to be connected to.
+        let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
+        if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
             self.broken.notify_one();
         }
         let what = match error.code() {
@@ -112,40 +168,93 @@ impl Connection {
     }
 }
 
-/// Connects, waits until the connection is broken, and connects again, for as long as somebody may ask for it.
-async fn keep_up(client: Client, state: watch::Sender<State>) {
+fn down(error: &RedisError) -> Error {
+    Error::store("cannot connect to redis").with_source(error.clone())
+}
+
+/// What waiters are told whose connection went away under them.
+pub(super) fn cut_off() -> Error {
+    Error::store("the connection to redis was lost")
+}
+
+/// Connects, works until the connection is broken, and connects again, for as long as somebody may ask for it.
+async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: watch::Sender<State>) {
     let mut failures: u32 = 0;
     loop {
-        // Deadlines are kept by whoever asks: a late answer is dropped there.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
-        match client.get_multiplexed_async_connection_with_config(&config).await {
+        let broken = Arc::new(Notify::new());
+        let wait = match connect(&clients, &broken).await {
             Ok(handle) => {
-                failures = 0;
-                let broken = Arc::new(Notify::new());
-                state.send_replace(State::Up(Connection { handle, broken: Arc::clone(&broken) }));
-                if is_first(pin!(state.closed()), pin!(broken.notified())).await {
+                let answered = Arc::new(AtomicBool::new(false));
+                let connection = Connection { handle, broken: Arc::clone(&broken), answered: Arc::clone(&answered) };
+                state.send_replace(State::Up(connection.clone()));
+                if work(&state, &broken, Batches::new(&queue, &names, connection)).await.is_gone() {
                     return;
                 }
                 state.send_replace(State::Connecting);
+                // A server that accepts and then fails at once is left alone like one that is down.
+                if answered.load(Ordering::Relaxed) {
+                    failures = 0;
+                    Duration::ZERO
+                } else {
+                    failures = failures.saturating_add(1);
+                    pause(failures)
+                }
             }
             Err(error) => {
+                queue.fail(&down(&error));
                 state.send_replace(State::Down(error));
-                if time::timeout(pause(failures), state.closed()).await.is_ok() {
-                    return;
-                }
                 failures = failures.saturating_add(1);
+                pause(failures)
             }
+        };
+        if time::timeout(wait, state.closed()).await.is_ok() {
+            return;
         }
     }
 }
 
-/// Waits for either of two events; true if it was the first.
-async fn is_first(mut first: Pin<&mut impl Future>, mut second: Pin<&mut impl Future>) -> bool {
-    poll_fn(|cx| match (first.as_mut().poll(cx), second.as_mut().poll(cx)) {
-        (Poll::Ready(_), _) => Poll::Ready(true),
-        (_, Poll::Ready(_)) => Poll::Ready(false),
-        _ => Poll::Pending,
+async fn connect(clients: &[Client; 2], broken: &Arc<Notify>) -> Result<MultiplexedConnection, RedisError> {
+    // Deadlines are kept by whoever asks: a late answer is dropped there.
+    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
+    let closed = Arc::clone(broken);
+    let tell = move |push: redis::PushInfo| -> Result<(), SendError> {
+        if push.kind == PushKind::Disconnection {
+            closed.notify_one();
+        }
+        Ok(())
+    };
+    let [resp3, resp2] = clients;
+    // Only RESP3 has the crate tell at once when a connection ends.
+    match resp3.get_multiplexed_async_connection_with_config(&config.clone().set_push_sender(tell)).await {
+        Err(error) if error.kind() == ErrorKind::RESP3NotSupported => {
+            resp2.get_multiplexed_async_connection_with_config(&config).await
+        }
+        answer => answer,
+    }
+}
+
+/// Why work on a connection ended.
+enum End {
+    /// Nobody can ask any more.
+    Gone,
+    Broken,
+}
+
+impl End {
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone)
+    }
+}
+
+/// Works until the connection is broken, or nobody can ask any more.
+async fn work(state: &watch::Sender<State>, broken: &Notify, batches: Batches<'_>) -> End {
+    let (mut gone, mut broken, mut batches) = (pin!(state.closed()), pin!(broken.notified()), pin!(batches));
+    poll_fn(|cx| {
+        if gone.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(End::Gone);
+        }
+        let _ = batches.as_mut().poll(cx);
+        broken.as_mut().poll(cx).map(|()| End::Broken)
     })
     .await
 }
@@ -158,14 +267,41 @@ fn pause(failures: u32) -> Duration {
     longest / 2 + longest / 2 * random / (1 << 16)
 }
 
-/// Cuts the user and password out of an address, for messages.
+fn read(url: &str) -> Result<ConnectionInfo, Error> {
+    match url.split_once("://") {
+        Some(("redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix", _)) => {}
+        Some(("rediss" | "valkeys" | "redis+sentinel" | "redis+cluster", _)) => {
+            return Err(wrong(url, "TLS, Sentinel and Cluster are not supported yet; write redis://host:port"));
+        }
+        Some((scheme, _)) => {
+            return Err(wrong(url, &format!("the scheme `{scheme}` is unknown; write redis://host:port")));
+        }
+        None => return Err(wrong(url, "the scheme is missing; write redis://host:port")),
+    }
+    let info = url.into_connection_info().map_err(|error| {
+        wrong(url, "cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error)
+    })?;
+    // Small writes must not wait for the acknowledgement of the ones before them.
+    Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+}
+
+fn wrong(url: &str, what: &str) -> Error {
+    Error::invalid(format!("redis address `{}`: {what}", without_password(url)))
+}
+
+/// Cuts what may be a secret out of an address, for messages: user and password, and the query.
 fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://...@{host}"),
-        _ => url.to_owned(),
+    let url = url.split_once('?').map_or(url, |(address, _)| address);
+    let scheme = url.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
+    match url.rsplit_once('@') {
+        Some((_, host)) => format!("{scheme}...@{host}"),
+        None => url.to_owned(),
     }
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+/// Longer than any deadline that makes sense for a decision, and short against the quarter of an hour after which
+/// a system gives up on a peer that has vanished.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -1,10 +1,8 @@
-use redis::{RedisError, Value};
+use std::{slice, sync::Arc};
+
+use redis::Value;
 use smallvec::SmallVec;
 
-use super::{
-    connect::Connections,
-    script::{DECIDE, SETTLE},
-};
 use crate::{
     error::Error,
     key::Key,
@@ -14,137 +12,182 @@ use crate::{
     },
 };
 
-/// What was asked of each policy, kept until the answer comes.
-pub(super) type Asked = SmallVec<[(Policy, u32); 2]>;
+/// What one request asks, kept until the answer comes.
+pub(super) type Asked = SmallVec<[Asking; 1]>;
 
-/// Returns the name of the state of `subject` under `policy`.
-pub(super) fn key(prefix: &str, buckets: u16, policy: &Policy, subject: &Key) -> Vec<u8> {
-    let letter = match policy.algorithm() {
-        Algorithm::FixedWindow => 'f',
-        Algorithm::SlidingWindow => 's',
-        Algorithm::TokenBucket => 't',
-    };
-    let (bucket, policy, subject) = (subject.bucket(buckets), policy.name(), subject.as_str());
-    format!("{prefix}:{STATE_VERSION}:{{{bucket}}}:{letter}:{policy}:{subject}").into_bytes()
+/// What a request asks of one policy.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asking {
+    policy: Policy,
+    subject: Key,
+    cost: u32,
 }
 
-/// Writes the frame of `decide.lua` for several requests.
-pub(super) fn decide_frame(now: Option<Micros>, requests: &[&[Demand<'_>]]) -> Vec<u8> {
-    let mut frame = Frame::default();
-    frame.push(now.unwrap_or(0)).push(requests.len() as u64);
-    for demands in requests {
-        frame.push(demands.len() as u64);
-        for demand in *demands {
-            let (policy, cost) = (demand.policy(), demand.cost_u32());
-            match policy.algorithm() {
-                Algorithm::FixedWindow => frame
-                    .push(FIXED_WINDOW)
-                    .push(cost.into())
-                    .push(policy.quota().limit())
-                    .push(policy.quota().window_ms())
-                    .push(policy.is_aligned().into()),
-                Algorithm::SlidingWindow => frame
-                    .push(SLIDING_WINDOW)
-                    .push(cost.into())
-                    .push(policy.quota().limit())
-                    .push(policy.window_micros()),
-                Algorithm::TokenBucket => {
-                    let grain = TokenBucket::grain(policy);
-                    let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
-                    frame
-                        .push(TOKEN_BUCKET)
-                        .push(TokenBucket::ticks(policy, cost) / grain)
-                        .push(capacity)
-                        .push(renewal_step(capacity, UNITS_PER_MICRO / grain))
-                        .push(UNITS_PER_MICRO / grain)
-                }
-            };
-        }
-    }
-    frame.finish()
-}
-
-/// Writes the frame of `settle.lua`.
-pub(super) fn settle_frame(now: Option<Micros>, adjustments: &[Adjustment<'_>]) -> Vec<u8> {
-    let mut frame = Frame::default();
-    frame.push(now.unwrap_or(0));
-    for adjustment in adjustments {
-        let policy = adjustment.policy();
-        let (charged, cost) = (adjustment.charged_u32(), adjustment.cost_u32());
-        match adjustment.receipt().proof() {
-            Proof::Window { ends_ms } => {
-                let (off_by, more) = (FixedWindow::end_off_by_ms(policy), i64::from(cost) - i64::from(charged));
-                frame.push(FIXED_WINDOW).push(ends_ms).push(off_by).push_signed(more);
-            }
-            Proof::Entry { at, tie } => {
-                frame.push(SLIDING_WINDOW).push(at).push(tie.into()).push(charged.into()).push(cost.into());
-                frame.push(policy.window_micros());
-            }
-            Proof::Arrival { ticks } => {
-                let grain = TokenBucket::grain(policy);
-                let arrival = ticks.div_ceil(grain);
-                let arrival = if grain == 1 { FIRST + arrival % ERA } else { arrival };
-                let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
-                let time = |units: u32| {
-                    u64::from(units).saturating_mul(policy.interval() / grain).min(MOST_TIME).cast_signed()
-                };
-                let more = if cost > charged { time(cost - charged) } else { -time(charged - cost) };
-                frame.push(TOKEN_BUCKET).push(arrival).push_signed(more).push(capacity).push(UNITS_PER_MICRO / grain);
-            }
-            // Not from this store: it says nothing here. The frame keeps its shape.
-            Proof::None | Proof::Foreign(_) => {
-                frame.push(FIXED_WINDOW).push(0).push(0).push(0);
-            }
-        }
-    }
-    frame.finish()
-}
-
-/// Calls `decide.lua`.
-pub(super) async fn decide(
-    connections: &Connections,
-    keys: Vec<Vec<u8>>,
-    frame: Vec<u8>,
-    asked: &Asked,
-) -> Result<Decision, Error> {
-    let mut connection = connections.get().await?;
-    match DECIDE.call(&mut connection.handle, &keys, &frame).await {
-        Ok(reply) => read(&reply, asked).ok_or_else(|| Error::store("redis answered what decide.lua does not return")),
-        Err(error) => Err(connection.failed(error)),
+impl From<&Demand<'_>> for Asking {
+    fn from(demand: &Demand<'_>) -> Self {
+        Self { policy: demand.policy().clone(), subject: *demand.subject(), cost: demand.cost_u32() }
     }
 }
 
-/// Calls `settle.lua`.
-pub(super) async fn settle(connections: &Connections, keys: Vec<Vec<u8>>, frame: Vec<u8>) -> Result<(), Error> {
-    let mut connection = connections.get().await?;
-    SETTLE.call(&mut connection.handle, &keys, &frame).await.map(drop).map_err(|error| connection.failed(error))
-}
-
-/// Deletes the state of one key.
-pub(super) async fn reset(connections: &Connections, key: Vec<u8>) -> Result<(), Error> {
-    let mut connection = connections.get().await?;
-    let deleted: Result<Value, RedisError> = redis::cmd("DEL").arg(key).query_async(&mut connection.handle).await;
-    deleted.map(drop).map_err(|error| connection.failed(error))
-}
-
-/// Reads the reply of `decide.lua` to one request.
-fn read(reply: &Value, asked: &Asked) -> Option<Decision> {
-    let Value::Array(values) = reply else { return None };
-    let mut numbers = values.iter().map(|value| match value {
-        Value::Int(number) => u64::try_from(*number).ok(),
+/// Returns what to find requests by that ask the same; nothing for those that can't be decided by one addition.
+///
+/// Those are requests of several policies, those that only ask, and those whose charges are told apart by entries.
+pub(super) fn merge_hash(asked: &Asked) -> Option<u64> {
+    match asked.as_slice() {
+        [one] if one.cost > 0 && one.policy.algorithm() != Algorithm::SlidingWindow => Some(one.subject.hash()),
         _ => None,
-    });
-    let mut next = || numbers.next().flatten();
-    let now = next()?;
-    let found: SmallVec<[Found; 2]> =
-        asked.iter().map(|(policy, _)| Found::read(policy, now, &mut next)).collect::<Option<_>>()?;
-    let admitted = found.iter().zip(asked).all(|(found, (policy, cost))| found.admits(policy, now, *cost));
-    let outcome = |(found, (policy, cost)): (Found, &(Policy, u32))| match admitted && *cost > 0 {
-        true => found.charged(policy, now, *cost),
-        false => Outcome::before(policy, found.standing(policy, now, *cost), *cost),
-    };
-    let outcomes: Outcomes = found.into_iter().zip(asked).map(outcome).collect();
-    if next().is_some() { None } else { Some(Decision::by(outcomes)) }
+    }
+}
+
+/// Returns true if a request, made so many times, could fit at all.
+pub(super) fn fits(asked: &Asked, times: usize) -> bool {
+    let units = |asking: &Asking| u64::from(asking.cost).saturating_mul(times as u64);
+    asked.iter().all(|asking| units(asking) <= asking.policy.capacity())
+}
+
+/// Where keys are.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    pub(super) prefix: Arc<str>,
+    pub(super) buckets: u16,
+}
+
+impl Names {
+    /// Writes the name of the state of `subject` under `policy`.
+    pub(super) fn write(&self, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
+        let letter = match policy.algorithm() {
+            Algorithm::FixedWindow => "f",
+            Algorithm::SlidingWindow => "s",
+            Algorithm::TokenBucket => "t",
+        };
+        name.extend_from_slice(self.prefix.as_bytes());
+        name.extend_from_slice(STATE_VERSION_AND_BRACE);
+        name.extend_from_slice(itoa::Buffer::new().format(subject.bucket(self.buckets)).as_bytes());
+        for part in ["}:", letter, ":", policy.name(), ":"] {
+            name.extend_from_slice(part.as_bytes());
+        }
+        name.extend_from_slice(subject.as_bytes());
+    }
+}
+
+/// The arguments of one script call.
+#[derive(Debug, Default)]
+pub(super) struct Call {
+    names: Vec<u8>,
+    /// Where each name ends.
+    ends: Vec<usize>,
+    frame: Frame,
+}
+
+impl Call {
+    /// Calls `decide.lua` for requests, each made so many times.
+    pub(super) fn decide<'a>(
+        names: &Names,
+        now: Option<Micros>,
+        requests: impl ExactSizeIterator<Item = (&'a Asked, usize)>,
+    ) -> Self {
+        let mut call = Self::default();
+        call.frame.push(now.unwrap_or(0)).push(requests.len() as u64);
+        for (asked, times) in requests {
+            call.frame.push(asked.len() as u64).push(times as u64);
+            for asking in asked {
+                call.key(names, &asking.policy, &asking.subject);
+                call.frame.demand(&asking.policy, asking.cost);
+            }
+        }
+        call
+    }
+
+    /// Calls `settle.lua`.
+    pub(super) fn settle(names: &Names, now: Option<Micros>, adjustments: &[Adjustment<'_>]) -> Self {
+        let mut call = Self::default();
+        call.frame.push(now.unwrap_or(0));
+        for adjustment in adjustments {
+            call.key(names, adjustment.policy(), adjustment.subject());
+            call.frame.adjustment(adjustment);
+        }
+        call
+    }
+
+    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        (0..self.ends.len()).map(|i| {
+            let start = if i == 0 { 0 } else { self.ends[i - 1] };
+            &self.names[start..self.ends[i]]
+        })
+    }
+
+    pub(super) fn frame(&self) -> Vec<u8> {
+        self.frame.with_length()
+    }
+
+    fn key(&mut self, names: &Names, policy: &Policy, subject: &Key) {
+        names.write(policy, subject, &mut self.names);
+        self.ends.push(self.names.len());
+    }
+}
+
+/// The reply of `decide.lua`, read request by request.
+pub(super) struct Reply<'a> {
+    now: Micros,
+    values: slice::Iter<'a, Value>,
+}
+
+impl<'a> Reply<'a> {
+    pub(super) fn new(reply: &'a Value) -> Result<Self, Error> {
+        let Value::Array(values) = reply else { return Err(unreadable()) };
+        let mut reply = Self { now: 0, values: values.iter() };
+        reply.now = reply.number()?;
+        Ok(reply)
+    }
+
+    /// Reads what was found of the next request.
+    pub(super) fn next(&mut self, asked: &Asked) -> Result<Finding, Error> {
+        if let Some(Value::BulkString(text)) = self.values.as_slice().first() {
+            self.values.next();
+            return Err(Error::store(format!("redis answered: {}", String::from_utf8_lossy(text))));
+        }
+        let found = asked.iter().map(|asking| Found::read(&asking.policy, self)).collect::<Result<_, Error>>()?;
+        Ok(Finding { now: self.now, found })
+    }
+
+    fn number(&mut self) -> Result<u64, Error> {
+        match self.values.next() {
+            Some(Value::Int(number)) => u64::try_from(*number).map_err(|_| unreadable()),
+            _ => Err(unreadable()),
+        }
+    }
+
+    fn narrow(&mut self) -> Result<u32, Error> {
+        u32::try_from(self.number()?).map_err(|_| unreadable())
+    }
+}
+
+fn unreadable() -> Error {
+    Error::store("redis answered what decide.lua does not return")
+}
+
+/// What a script found of all that one request asks about.
+pub(super) struct Finding {
+    now: Micros,
+    found: SmallVec<[Found; 1]>,
+}
+
+impl Finding {
+    /// Repeats the script's verdict; asked again, it goes on from there.
+    pub(super) fn decide(&mut self, asked: &Asked) -> Decision {
+        let now = self.now;
+        let each = || self.found.iter().zip(asked);
+        let admitted = each().all(|(found, asking)| found.admits(&asking.policy, now, asking.cost));
+        let mut outcomes = Outcomes::new();
+        for (found, Asking { policy, cost, .. }) in self.found.iter_mut().zip(asked) {
+            outcomes.push(if admitted && *cost > 0 {
+                found.charge(policy, now, *cost)
+            } else {
+                Outcome::before(policy, found.standing(policy, now, *cost))
+            });
+        }
+        Decision::by(outcomes)
+    }
 }
 
 /// What a script found of one key, before anything was charged.
@@ -156,18 +199,22 @@ enum Found {
 }
 
 impl Found {
-    fn read(policy: &Policy, now: Micros, next: &mut impl FnMut() -> Option<u64>) -> Option<Self> {
-        let narrow = |number: u64| u32::try_from(number).ok();
-        Some(match policy.algorithm() {
+    fn read(policy: &Policy, reply: &mut Reply<'_>) -> Result<Self, Error> {
+        let now = reply.now;
+        Ok(match policy.algorithm() {
             Algorithm::FixedWindow => {
-                let (used, left_ms) = (narrow(next()?)?, next()?);
+                let (used, left_ms) = (reply.narrow()?, reply.number()?);
                 Self::State(State::FixedWindow(FixedWindow::from_parts(used, left_ms, now)))
             }
-            Algorithm::SlidingWindow => {
-                Self::Log { used: narrow(next()?)?, next: next()?, full: next()?, wait: next()?, tie: narrow(next()?)? }
-            }
+            Algorithm::SlidingWindow => Self::Log {
+                used: reply.narrow()?,
+                next: reply.number()?,
+                full: reply.number()?,
+                wait: reply.number()?,
+                tie: reply.narrow()?,
+            },
             Algorithm::TokenBucket => {
-                let level = next()?.checked_mul(TokenBucket::grain(policy))?;
+                let level = reply.number()?.checked_mul(TokenBucket::grain(policy)).ok_or_else(unreadable)?;
                 Self::State(State::TokenBucket(TokenBucket::from_level(level, now)))
             }
         })
@@ -191,22 +238,20 @@ impl Found {
         }
     }
 
-    fn charged(self, policy: &Policy, now: Micros, cost: u32) -> Outcome {
-        match self {
-            Self::State(mut state) => {
-                let receipt = state.charge(policy, now, cost);
-                Outcome::allowed(policy, state.standing(policy, now, cost), cost, receipt)
+    fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Outcome {
+        let receipt = match self {
+            Self::State(state) => state.charge(policy, now, cost),
+            Self::Log { used, tie, .. } => {
+                *used = used.saturating_add(cost);
+                Receipt::entry(now, *tie)
             }
-            Self::Log { used, next, full, wait, tie } => {
-                let after = Self::Log { used: used.saturating_add(cost), next, full, wait, tie };
-                Outcome::allowed(policy, after.standing(policy, now, cost), cost, Receipt::entry(now, tie))
-            }
-        }
+        };
+        Outcome::allowed(policy, self.standing(policy, now, cost), receipt)
     }
 }
 
 /// Integers in MessagePack, which scripts read at a fraction of what arguments cost.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Frame {
     len: u32,
     bytes: Vec<u8>,
@@ -225,10 +270,62 @@ impl Frame {
         self
     }
 
-    fn finish(self) -> Vec<u8> {
+    fn demand(&mut self, policy: &Policy, cost: u32) {
+        match policy.algorithm() {
+            Algorithm::FixedWindow => self
+                .push(FIXED_WINDOW)
+                .push(cost.into())
+                .push(policy.quota().limit())
+                .push(policy.quota().window_ms())
+                .push(policy.is_aligned().into()),
+            Algorithm::SlidingWindow => {
+                self.push(SLIDING_WINDOW).push(cost.into()).push(policy.quota().limit()).push(policy.window_micros())
+            }
+            Algorithm::TokenBucket => {
+                let grain = TokenBucket::grain(policy);
+                let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
+                self.push(TOKEN_BUCKET)
+                    .push(TokenBucket::ticks(policy, cost) / grain)
+                    .push(capacity)
+                    .push(renewal_step(capacity, UNITS_PER_MICRO / grain))
+                    .push(UNITS_PER_MICRO / grain)
+            }
+        };
+    }
+
+    fn adjustment(&mut self, adjustment: &Adjustment<'_>) {
+        let policy = adjustment.policy();
+        let (charged, cost) = (adjustment.charged_u32(), adjustment.cost_u32());
+        match adjustment.receipt().proof() {
+            Proof::Window { ends_ms } => {
+                let (off_by, more) = (FixedWindow::end_off_by_ms(policy), i64::from(cost) - i64::from(charged));
+                self.push(FIXED_WINDOW).push(ends_ms).push(off_by).push_signed(more);
+            }
+            Proof::Entry { at, tie } => {
+                self.push(SLIDING_WINDOW).push(at).push(tie.into()).push(charged.into()).push(cost.into());
+                self.push(policy.window_micros());
+            }
+            Proof::Arrival { ticks } => {
+                let grain = TokenBucket::grain(policy);
+                let arrival = ticks.div_ceil(grain);
+                let arrival = if grain == 1 { FIRST + arrival % ERA } else { arrival };
+                let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
+                let unit = policy.interval() / grain;
+                let time = |units: u32| u64::from(units).saturating_mul(unit).min(MOST_TIME).cast_signed();
+                let more = if cost > charged { time(cost - charged) } else { -time(charged - cost) };
+                self.push(TOKEN_BUCKET).push(arrival).push_signed(more).push(capacity).push(UNITS_PER_MICRO / grain);
+            }
+            // Not from this store: it says nothing here. The frame keeps its shape.
+            Proof::None | Proof::Foreign(_) => {
+                self.push(FIXED_WINDOW).push(0).push(0).push(0);
+            }
+        }
+    }
+
+    fn with_length(&self) -> Vec<u8> {
         let mut frame = Vec::with_capacity(self.bytes.len() + 5);
         rmp::encode::write_array_len(&mut frame, self.len).expect("a vector takes all bytes");
-        frame.extend(self.bytes);
+        frame.extend_from_slice(&self.bytes);
         frame
     }
 }
@@ -243,7 +340,7 @@ fn renewal_step(capacity: u64, units_per_micro: u64) -> u64 {
 }
 
 /// Part of each key. A change of what keys hold gets a new number, so that versions side by side do not clash.
-const STATE_VERSION: u8 = 1;
+const STATE_VERSION_AND_BRACE: &[u8] = b":1:{";
 
 const FIXED_WINDOW: u64 = 1;
 const SLIDING_WINDOW: u64 = 2;

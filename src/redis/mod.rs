@@ -4,13 +4,18 @@
 //! decides. Keys are `{prefix}:1:{b}:{letter}:{policy}:{subject}`, the braces around `b` being written: `b` is a
 //! stable hash of the subject, so that all state of one subject lies in one slot of a cluster.
 
+mod batch;
 mod connect;
 mod limit;
 mod script;
 
 use std::{fmt, sync::Arc};
 
-use self::connect::Connections;
+use self::{
+    connect::{Connections, cut_off},
+    limit::{Asked, Asking, Call, Names, Reply},
+    script::{DECIDE, SETTLE},
+};
 use crate::{
     error::Error,
     key::Key,
@@ -23,6 +28,8 @@ use crate::{
 /// when it is lost. A runtime that ends takes its connection with it; another runtime gets one of its own, so a
 /// limiter can be a `static`.
 ///
+/// Decisions that wait at the same moment share one script call; one that is alone goes at once.
+///
 /// ```no_run
 /// use tollgate::{Limiter, Redis};
 ///
@@ -32,8 +39,6 @@ use crate::{
 #[derive(Clone)]
 pub struct Redis {
     connections: Arc<Connections>,
-    prefix: Arc<str>,
-    buckets: u16,
     now: Option<u64>,
 }
 
@@ -46,8 +51,8 @@ impl Redis {
     ///
     /// If the address is not of that form.
     pub fn open(url: &str) -> Result<Self, Error> {
-        let connections = Arc::new(Connections::open(url)?);
-        Ok(Self { connections, prefix: "tollgate".into(), buckets: DEFAULT_BUCKETS, now: None })
+        let names = Names { prefix: DEFAULT_PREFIX.into(), buckets: DEFAULT_BUCKETS };
+        Ok(Self { connections: Arc::new(Connections::open(url, names)?), now: None })
     }
 
     /// Sets what all keys begin with; the default is `tollgate`.
@@ -63,7 +68,8 @@ impl Redis {
                 "prefix `{prefix}`: must be 1 to 64 of printable ASCII without braces"
             )));
         }
-        self.prefix = prefix.into();
+        let names = Names { prefix: prefix.into(), ..self.connections.names().clone() };
+        self.connections = Arc::new(self.connections.renamed(names));
         Ok(self)
     }
 
@@ -77,15 +83,24 @@ impl Redis {
         self
     }
 
-    fn key(&self, policy: &Policy, subject: &Key) -> Vec<u8> {
-        limit::key(&self.prefix, self.buckets, policy, subject)
+    /// Decides by a fixed time, apart from all others.
+    fn decide_alone(&self, asked: Asked) -> Answer {
+        let call = Call::decide(self.connections.names(), self.now, [(&asked, 1)].into_iter());
+        let connections = Arc::clone(&self.connections);
+        Answer::pending(async move {
+            let reply = connections.get().await?.call(&DECIDE, &call).await?;
+            let mut finding = Reply::new(&reply)?.next(&asked)?;
+            Ok(finding.decide(&asked))
+        })
     }
 }
 
 /// Returns the name of a key, for tests that look at the server.
 #[cfg(test)]
 pub(crate) fn key_for_tests(prefix: &str, policy: &Policy, subject: &Key) -> Vec<u8> {
-    limit::key(prefix, DEFAULT_BUCKETS, policy, subject)
+    let mut name = Vec::new();
+    Names { prefix: prefix.into(), buckets: DEFAULT_BUCKETS }.write(policy, subject, &mut name);
+    name
 }
 
 impl Store for Redis {
@@ -93,24 +108,29 @@ impl Store for Redis {
         if demands.is_empty() {
             return Answer::ready(Ok(Decision::new([])));
         }
-        let keys = demands.iter().map(|demand| self.key(demand.policy(), demand.subject())).collect();
-        let frame = limit::decide_frame(self.now, &[demands]);
-        let asked: limit::Asked = demands.iter().map(|demand| (demand.policy().clone(), demand.cost_u32())).collect();
+        let asked: Asked = demands.iter().map(Asking::from).collect();
+        if self.now.is_some() {
+            return self.decide_alone(asked);
+        }
         let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { limit::decide(&connections, keys, frame, &asked).await })
+        // Nothing is sent before somebody waits for it.
+        Answer::pending(async move {
+            let answer = connections.decide(asked)?;
+            answer.await.unwrap_or_else(|_| Err(cut_off()))
+        })
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-        let keys = adjustments.iter().map(|a| self.key(a.policy(), a.subject())).collect();
-        let frame = limit::settle_frame(self.now, adjustments);
+        let call = Call::settle(self.connections.names(), self.now, adjustments);
         let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { limit::settle(&connections, keys, frame).await })
+        Answer::pending(async move { connections.get().await?.call(&SETTLE, &call).await.map(drop) })
     }
 
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
-        let key = self.key(policy, subject);
+        let mut key = Vec::new();
+        self.connections.names().write(policy, subject, &mut key);
         let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { limit::reset(&connections, key).await })
+        Answer::pending(async move { connections.get().await?.send(redis::cmd("DEL").arg(key)).await.map(drop) })
     }
 
     fn is_shared(&self) -> bool {
@@ -121,10 +141,12 @@ impl Store for Redis {
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The address may hold a password.
-        f.debug_struct("Redis").field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_struct("Redis").field("names", self.connections.names()).finish_non_exhaustive()
     }
 }
 
 /// Buckets into which subjects are spread. Enough to use every node of a large cluster, few enough that decisions
 /// for different subjects can often travel together.
 const DEFAULT_BUCKETS: u16 = 256;
+
+const DEFAULT_PREFIX: &str = "tollgate";

@@ -3,6 +3,8 @@ use std::sync::OnceLock;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection};
 use sha1_smol::Sha1;
 
+use super::limit::Call;
+
 /// A script of ours, known to servers by its SHA-1.
 pub(super) struct Script {
     text: &'static str,
@@ -20,26 +22,26 @@ impl Script {
     /// Calls the script by its SHA, and by its text if the server does not know it (any more).
     ///
     /// `NOSCRIPT` proves that nothing ran, so asking again charges nothing twice.
-    pub(super) async fn call(
-        &self,
-        connection: &mut MultiplexedConnection,
-        keys: &[Vec<u8>],
-        frame: &[u8],
-    ) -> Result<Value, RedisError> {
+    pub(super) async fn call(&self, connection: &mut MultiplexedConnection, call: &Call) -> Result<Value, RedisError> {
         let sha = self.sha.get_or_init(|| Sha1::from(self.text).digest().to_string());
-        match self.command("EVALSHA", sha, keys, frame).query_async(connection).await {
+        match command("EVALSHA", sha, call).query_async(connection).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.command("EVAL", self.text, keys, frame).query_async(connection).await
+                command("EVAL", self.text, call).query_async(connection).await
             }
             answer => answer,
         }
     }
+}
 
-    fn command(&self, name: &str, script: &str, keys: &[Vec<u8>], frame: &[u8]) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(keys.len()).arg(keys).arg(frame);
-        command
-    }
+fn command(name: &str, script: &str, call: &Call) -> Cmd {
+    let keys = call.keys();
+    let mut command = redis::cmd(name);
+    command.arg(script).arg(keys.len());
+    keys.for_each(|key| {
+        command.arg(key);
+    });
+    command.arg(call.frame());
+    command
 }
 
 #[cfg(test)]

@@ -184,6 +184,58 @@ async fn a_thousand_decisions_use_one_connection() {
 }
 
 #[tokio::test]
+async fn a_connection_that_the_server_has_closed_is_not_asked_first() {
+    let server = Server::start();
+    let (limiter, mut admin) = (limiter(&server), server.admin());
+    for _ in 0..20 {
+        assert!(!limiter.check(&OPEN, "user:42").await.is_degraded());
+        let _: () = redis::cmd("CLIENT")
+            .arg("KILL")
+            .arg("TYPE")
+            .arg("normal")
+            .arg("SKIPME")
+            .arg("yes")
+            .query(&mut admin)
+            .expect("CLIENT KILL");
+        // Real time: the end of the connection has to arrive.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_on_which_nothing_comes_back_is_replaced() {
+    let server = Server::start();
+    let target = server.port();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let redis = Redis::open(&format!("redis://{}", listener.local_addr().expect("its address"))).expect("an address");
+    // The first connection goes dead without being closed once it was used, as by a failed host; the next is well.
+    tokio::spawn(async move {
+        for connection in 0.. {
+            let (mut client, _) = listener.accept().await.expect("a connection");
+            tokio::spawn(async move {
+                let mut server = tokio::net::TcpStream::connect(("127.0.0.1", target)).await.expect("the server");
+                let copying = tokio::io::copy_bidirectional(&mut client, &mut server);
+                if connection > 0 {
+                    let _ = copying.await;
+                } else {
+                    let _ = tokio::time::timeout(Duration::from_millis(200), copying).await;
+                    std::future::pending::<()>().await;
+                }
+            });
+        }
+    });
+    let limiter = Limiter::new(redis);
+    assert!(!limiter.check(&CLOSED, "user:42").await.is_degraded());
+    tokio::time::sleep(Duration::from_millis(250)).await; // until the proxy has gone dead
+    let mut degraded = 0;
+    while limiter.check(&CLOSED, "user:42").await.is_degraded() {
+        degraded += 1;
+        assert!(degraded < 40, "the dead connection is still in use");
+    }
+    assert!(degraded > 0);
+}
+
+#[tokio::test]
 async fn outside_a_runtime_the_answer_is_an_error() {
     let server = Server::start();
     let redis = Redis::open(&server.url()).expect("an address");
@@ -196,6 +248,42 @@ async fn outside_a_runtime_the_answer_is_an_error() {
         }
     });
     assert!(outside.join().expect("no panic").contains("tokio runtime"));
+
+    let limiter = limiter(&server);
+    let outside = thread::spawn(move || {
+        let mut check = std::pin::pin!(limiter.check(&CLOSED, "user:42"));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        match check.as_mut().poll(&mut cx) {
+            std::task::Poll::Ready(decision) => decision.is_unavailable(),
+            std::task::Poll::Pending => false,
+        }
+    });
+    assert!(outside.join().expect("no panic"));
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_writes_is_connected_to_anew() {
+    let server = Server::start();
+    let (limiter, mut admin) = (limiter(&server), server.admin());
+    assert!(!limiter.check(&CLOSED, "user:42").await.is_degraded());
+    let connections = |admin: &mut redis::Connection| -> u32 {
+        let info: String = redis::cmd("INFO").arg("stats").query(admin).expect("INFO");
+        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("a count");
+        line.parse().expect("a number")
+    };
+    let before = connections(&mut admin);
+    let _: () = redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).query(&mut admin).expect("REPLICAOF");
+    assert!(limiter.check(&CLOSED, "user:42").await.is_unavailable());
+    assert!(limiter.check(&CLOSED, "user:42").await.is_unavailable());
+    // It may be another server by now. Real time: the new connection has to arrive.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(connections(&mut admin) > before);
+    let _: () = redis::cmd("REPLICAOF").arg("NO").arg("ONE").query(&mut admin).expect("REPLICAOF");
+    let mut tries = 0;
+    while limiter.check(&CLOSED, "user:42").await.is_degraded() {
+        tries += 1;
+        assert!(tries < 100);
+    }
 }
 
 #[test]
@@ -214,6 +302,10 @@ fn a_wrong_address_says_what_to_write() {
         ("redis://localhost:99999", "cannot be read"),
         ("redis://localhost/db", "cannot be read"),
         ("redis://user:secret@localhost:port", "cannot be read"),
+        ("user:secret@localhost:6379", "scheme is missing"),
+        ("unix:///x.sock?pass=secret&db=abc", "cannot be read"),
+        ("redis:/user:secret@localhost", "scheme is missing"),
+        ("rediss://user:secret@localhost", "not supported yet"),
     ] {
         let error = Redis::open(url).expect_err(url);
         assert!(error.is_invalid(), "{error}");

@@ -62,6 +62,11 @@ async fn what_no_limiter_wrote_is_replaced_by_the_charge() {
         &["ZADD", "KEY", "5", "member"],
         &["ZADD", "KEY", "-5", "#", "1", "x"],
         &["ZADD", "KEY", "-inf", "#", "inf", "@"],
+        &["ZADD", "KEY", "-inf", "#", "-inf", "@"],
+        &["ZADD", "KEY", "inf", "#", "inf", "@", "inf", "x"],
+        &["ZADD", "KEY", "-1", "#", "-1", "@", "1", "x:y:z"],
+        &["SET", "KEY", "1e3"],
+        &["SET", "KEY", "0x10"],
         &["XADD", "KEY", "*", "a", "b"],
     ];
     for policy in policies(Quota::per_hour(5)) {
@@ -159,5 +164,33 @@ async fn a_server_out_of_memory_is_an_error_and_changes_nothing() {
         set(&mut admin, "0");
         assert_eq!(limiter.peek(&policy, "user:42").await.outcomes()[0].remaining(), 4, "{}", policy.name());
         limiter.reset(&policy, "user:42").await.expect("reset");
+    }
+}
+
+/// Whatever command a server refuses, and wherever in the script, nothing is left half done.
+#[tokio::test]
+async fn a_command_that_is_forbidden_leaves_no_charge_and_no_immortal_key() {
+    let server = Server::start();
+    let (free, mut admin) = (limiter(&server), server.admin());
+    // What cannot be taken back stays: without DEL or DECRBY a script cannot undo.
+    for forbidden in ["pexpire", "set", "pttl", "incrby", "zadd", "zmscore", "zrange", "get"] {
+        let _: () = redis::cmd("ACL")
+            .arg(&["SETUSER", "limited", "reset", "on", "nopass", "~*", "&*", "+@all", &format!("-{forbidden}")])
+            .query(&mut admin)
+            .expect("ACL SETUSER");
+        let url = format!("redis://limited:x@127.0.0.1:{}", server.port());
+        let limited = Limiter::with_deadline(Redis::open(&url).expect("an address"), Duration::from_secs(10));
+        let policies = policies(Quota::per_hour(5));
+        let demands = policies.each_ref().map(|policy| tollgate::Demand::new(policy, "user:42").cost(2));
+        for asked in [&demands[..], &demands[..1], &demands[2..3], &demands[3..]] {
+            let (decision, _) = limited.decide(asked).await;
+            for demand in asked {
+                let left = free.peek(demand.policy(), "user:42").await.remaining();
+                let expected = if decision.is_degraded() { 5 } else { 3 };
+                assert_eq!(left, Some(expected), "-{forbidden} {}", demand.policy().name());
+            }
+            assert_all_keys_expire(&mut admin);
+            let _: () = redis::cmd("FLUSHALL").query(&mut admin).expect("FLUSHALL");
+        }
     }
 }

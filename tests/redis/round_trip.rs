@@ -201,3 +201,74 @@ async fn a_changed_quota_carries_used_units_over() {
         assert!(!limiter.check(&two, "user:42").await.is_allowed());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_that_wait_together_share_a_call_and_each_is_told_its_own() {
+    let server = Server::start();
+    let (limiter, mut admin) = (limiter(&server), server.admin());
+    for policy in policies(Quota::per_hour(100)) {
+        let before = calls(&mut admin, "evalsha");
+        let mut tasks = tokio::task::JoinSet::new();
+        for i in 0..600 {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            // One subject in two is the same, and asks at several costs.
+            let subject = if i % 2 == 0 { "hot".to_owned() } else { format!("user:{i}") };
+            let cost = if i % 10 == 0 { 3 } else { 1 };
+            tasks.spawn(async move {
+                let (decision, _) = limiter.decide(&[Demand::new(&policy, subject.as_str()).cost(cost)]).await;
+                (subject, cost, decision)
+            });
+        }
+        let (mut granted, mut left) = (0, Vec::new());
+        for (subject, cost, decision) in tasks.join_all().await {
+            assert!(!decision.is_degraded());
+            match subject.as_str() {
+                "hot" if decision.is_allowed() => {
+                    granted += cost;
+                    left.push(decision.outcomes()[0].remaining());
+                }
+                "hot" => assert!(decision.outcomes()[0].remaining() < cost, "{decision:?}"),
+                _ => assert_eq!(decision.outcomes()[0].remaining(), 100 - cost),
+            }
+        }
+        // What remained after each charge: every value once.
+        left.sort_unstable();
+        let told = left.len();
+        left.dedup();
+        assert_eq!((granted, left.len()), (100, told), "{}", policy.name());
+        let sent = calls(&mut admin, "evalsha") - before;
+        assert!(sent < 300, "{}: {sent} calls for 600 decisions", policy.name());
+        limiter.reset(&policy, "hot").await.expect("reset");
+    }
+    assert_all_keys_expire(&mut admin);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_fails_does_not_spoil_the_others_and_leaves_nothing_half_done() {
+    let server = Server::start();
+    let mut admin = server.admin();
+    let _: () = redis::cmd("ACL")
+        .arg(&["SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", "-zadd"])
+        .query(&mut admin)
+        .expect("ACL SETUSER");
+    let url = format!("redis://limited:x@127.0.0.1:{}", server.port());
+    let limiter = Limiter::with_deadline(Redis::open(&url).expect("an address"), Duration::from_secs(10));
+    let [fixed, _, sliding, bucket] = policies(Quota::per_hour(1_000));
+    let mut tasks = tokio::task::JoinSet::new();
+    for i in 0..300 {
+        let (limiter, policies) = (limiter.clone(), [fixed.clone(), sliding.clone(), bucket.clone()]);
+        tasks.spawn(async move {
+            let demands = policies.each_ref().map(|policy| Demand::new(policy, "user:42"));
+            // The sliding window cannot be written; whatever is decided together with it fails as a whole.
+            let asked = [&demands[..1], &demands[1..2], &demands[2..], &demands[..]][i % 4];
+            (i % 4, limiter.decide(asked).await.0)
+        });
+    }
+    for (kind, decision) in tasks.join_all().await {
+        assert_eq!(decision.is_degraded(), kind == 1 || kind == 3, "{kind}: {decision:?}");
+    }
+    for policy in [&fixed, &bucket] {
+        assert_eq!(limiter.peek(policy, "user:42").await.outcomes()[0].remaining(), 925);
+    }
+    assert_all_keys_expire(&mut admin);
+}

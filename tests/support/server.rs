@@ -30,7 +30,7 @@ impl Server {
         for _ in 0..20 {
             let port = free_port();
             let mut child = spawn(&program(), port, &dir, &args, &[]);
-            if answers(port, &mut child) {
+            if answers(port, &mut child, 500) {
                 return Self { child, port, dir, args };
             }
             end(&mut child);
@@ -63,7 +63,8 @@ impl Server {
         let program = env::var("TOLLGATE_CLOCK_SERVER").unwrap_or_else(|_| program());
         let port = free_port();
         let mut child = spawn(&program, port, &dir, &[], &vars);
-        if !answers(port, &mut child) {
+        // One that does not suit hangs.
+        if !answers(port, &mut child, 100) {
             end(&mut child);
             return None;
         }
@@ -97,7 +98,7 @@ impl Server {
     pub fn restart(&mut self) {
         end(&mut self.child);
         self.child = spawn(&program(), self.port, &self.dir, &self.args, &[]);
-        assert!(answers(self.port, &mut self.child), "redis-server does not start again");
+        assert!(answers(self.port, &mut self.child, 500), "redis-server does not start again");
     }
 
     /// Returns the process, for signals.
@@ -174,8 +175,8 @@ fn spawn(program: &str, port: u16, dir: &tempfile::TempDir, args: &[String], var
 }
 
 /// Waits until the server accepts connections; returns false if it has ended instead.
-fn answers(port: u16, child: &mut Child) -> bool {
-    for _ in 0..500 {
+fn answers(port: u16, child: &mut Child, tries: u32) -> bool {
+    for _ in 0..tries {
         if !matches!(child.try_wait(), Ok(None)) {
             return false;
         }

@@ -3,7 +3,7 @@
 -- KEYS[i]  state          one key a demand, in the order of the frame
 -- ARGV[1]  frame          MessagePack array of integers:
 --                         now (us, 0: the server's), number of requests, and for each request
---                         its number of demands, and for each demand one of
+--                         its number of demands, how often it is made, and for each demand one of
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
@@ -11,9 +11,12 @@
 --                           fixed window    units used, ms left
 --                           sliding window  units used, us to the next unit, to none used, to this cost, tie
 --                           token bucket    time until full
---                         where the sliding window's times, and they alone, are those after the charge
+--                         where the sliding window's times, and they alone, are those after the charge;
+--                         a text in place of all that for a request that could not be decided
 --
 -- The caller repeats the sum "used + cost <= limit" to learn what was admitted: the numbers are the verdict.
+-- A request that is made several times has one demand, for a fixed window or a token bucket at a cost above zero,
+-- and is admitted as often as it fits.
 --
 -- Fixed window:   an integer, the units used. The key's lifetime is the window.
 -- Sliding window: a sorted set. Members are charges: "<us>" for one unit, "<us>:<tie>:<units>" else, with their
@@ -37,10 +40,11 @@ local now_ms = math.floor(now / 1000)
 
 local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
 local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
-local era_now = FIRST + now * 10 % ERA
+local era_now = FIRST + now % (ERA / 10) * 10
 local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
 local SPAN = 1048576 -- us
 local SUM = 4294967296
+local EXACT = 9007199254740992 -- 2^53
 local MOST_TIES = 2097151
 local TRIM, WALK, MOVE = 1000, 64, 128
 
@@ -64,6 +68,11 @@ local function left_by(key, from, units)
   return math.min(tonumber(row[2]), now)
 end
 
+-- Returns what a string holds if it is an integer, and nothing else.
+local function integer(value)
+  return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)
+end
+
 -- Returns true if an error tells that a key holds what no limiter wrote, so that the charge may replace it.
 local function is_foreign(reply)
   local text = reply.err
@@ -78,17 +87,33 @@ local function lifetime(value, clock, scale)
 end
 
 -- Of each demand: the state before, whether it began anew, and what is to be done when all are admitted.
-local was, left, began, member = {}, {}, {}, {}
+local was, left, began, member, amount = {}, {}, {}, {}, {}
 local sum, ties, last, oldest, worth, gone = {}, {}, {}, {}, {}, {}
 local renew = {}
 
 local reply = { now }
 local key_at, at = 0, 3
+-- Of the request under way: its demands, how often it is made, where they begin, and which of them are charged.
+local demands, times, first_at, charged
 
-for _ = 1, frame[2] do
-  local demands = frame[at]
-  local first_key, first_at = key_at, at + 1
-  local admitted, charged = true, {}
+-- Takes back what a demand has charged.
+local function undo(k, key, kind, cost, window)
+  if began[k] then
+    redis.call('DEL', key)
+  elseif kind == 2 then
+    redis.call('ZREM', key, member[k])
+    redis.call('ZADD', key, -(ties[k] * SUM + sum[k]), '#', -last[k], '@')
+    if renew[k] then redis.call('PEXPIRE', key, math.ceil(window / 1000)) end
+  else
+    redis.call('DECRBY', key, cost)
+  end
+end
+
+-- Decides on the request at `at`.
+local function request()
+  demands, times = frame[at], frame[at + 1]
+  first_at, charged = at + 2, {}
+  local first_key, admitted = key_at, true
 
   at = first_at
   for d = 1, demands do
@@ -96,23 +121,27 @@ for _ = 1, frame[2] do
     local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
 
     if kind == 1 then
-      local limit, window = frame[at + 2], frame[at + 3]
-      if frame[at + 4] == 1 then window = window - now_ms % window end
+      local limit, window, aligned = frame[at + 2], frame[at + 3], frame[at + 4] == 1
+      if aligned then window = window - now_ms % window end
       at = at + 5
       local used, ttl = 0, 0
       if cost == 0 then
         local value = redis.pcall('GET', key)
-        used = type(value) == 'string' and tonumber(value) or 0
+        if type(value) == 'table' and not is_foreign(value) then error(value.err, 0) end
+        used = integer(value) or 0
         ttl = used > 0 and redis.call('PTTL', key) or 0
         if ttl < 0 or ttl > window then ttl = window end
         if ttl == 0 then used = 0 end
       else
-        local value = redis.pcall('INCRBY', key, cost)
+        local all = cost * times
+        local value = redis.pcall('INCRBY', key, all)
         local foreign = type(value) ~= 'number'
         if foreign then
-          if not is_foreign(value) then return value end
+          if not is_foreign(value) then error(value.err, 0) end
         else
-          used, ttl = value - cost, redis.call('PTTL', key)
+          -- Charged from here on, whatever fails next.
+          charged[d], began[k] = true, value == all
+          used, ttl = value - all, redis.call('PTTL', key)
         end
         if used < 0 or ttl == 0 or (ttl < 0 and used == 0) then
           used, ttl = 0, 0
@@ -121,14 +150,19 @@ for _ = 1, frame[2] do
           redis.call('PEXPIRE', key, ttl)
         end
         began[k] = ttl == 0
-        if used + cost <= limit then
+        local fit = math.min(times, math.floor((limit - used) / cost)) * cost
+        if fit > 0 then
           charged[d] = true
-          if ttl == 0 then redis.call('SET', key, cost, 'PX', window) end
+          if ttl == 0 and aligned and frame[1] == 0 then
+            -- To the millisecond: a lifetime would count from when the script began, before we read the clock.
+            redis.call('SET', key, fit, 'PXAT', now_ms + window)
+          elseif ttl == 0 then redis.call('SET', key, fit, 'PX', window)
+          elseif fit < all then redis.call('DECRBY', key, all - fit) end
         else
-          admitted = false
+          admitted, charged[d] = false, nil
           if foreign then -- it stays as it is until a charge replaces it
           elseif ttl == 0 then redis.call('DEL', key)
-          else redis.call('DECRBY', key, cost) end
+          else redis.call('DECRBY', key, all) end
         end
       end
       was[k], left[k] = math.min(used, SUM - 1), ttl
@@ -139,11 +173,13 @@ for _ = 1, frame[2] do
       local used, tie, newest, mended = 0, 0, 0, false
       local head = redis.pcall('ZMSCORE', key, '#', '@')
       if head.err then
-        if not is_foreign(head) then return head end
+        if not is_foreign(head) then error(head.err, 0) end
       elseif head[1] and head[2] then
-        local packed = -tonumber(head[1])
-        tie = math.floor(packed / SUM)
-        used, newest = packed - tie * SUM, -tonumber(head[2])
+        local packed, time = -tonumber(head[1]), -tonumber(head[2])
+        if packed >= 0 and packed < EXACT and time >= 0 and time < EXACT then
+          tie = math.floor(packed / SUM)
+          used, newest = packed - tie * SUM, time
+        end
       end
       if newest > now and cost > 0 then
         -- The clock was set back: what lies in the future counts from now.
@@ -155,8 +191,10 @@ for _ = 1, frame[2] do
           moved = used
           redis.call('DEL', key)
         end
-        tie = tie % MOST_TIES + 1
-        if moved > 0 then redis.call('ZADD', key, now, string.format('%.0f:%d:%.0f', now, tie, moved)) end
+        if moved > 0 then
+          tie = tie % MOST_TIES + 1
+          redis.call('ZADD', key, now, string.format('%.0f:%d:%.0f', now, tie, moved))
+        end
         redis.call('ZREMRANGEBYSCORE', key, after, '+inf')
         newest, mended = now, true
       end
@@ -213,20 +251,25 @@ for _ = 1, frame[2] do
       at = at + 5
       local clock = scale == 1 and now or era_now
       local value, old
+      local all = cost * times
       if cost == 0 then
         value = redis.pcall('GET', key)
-        old = type(value) == 'string' and tonumber(value) or 0
-        value = old
+        if type(value) == 'table' and not is_foreign(value) then error(value.err, 0) end
+        old = integer(value) or 0
       else
-        value = redis.pcall('INCRBY', key, cost)
-        if type(value) == 'number' then old = value - cost
-        elseif not is_foreign(value) then return value end
+        value = redis.pcall('INCRBY', key, all)
+        if type(value) == 'number' then
+          old = value - all
+          -- Charged from here on, whatever fails next.
+          charged[d] = true
+        elseif not is_foreign(value) then
+          error(value.err, 0)
+        end
       end
       local level = (old or 0) - clock
-      renew[k], began[k] = nil, false
-      if old and cost > 0 and level >= 0 and level + cost <= capacity then
-        charged[d] = true
-        if value % step < cost then renew[k] = lifetime(value, clock, scale) end
+      renew[k], began[k] = nil, old == 0
+      if old and cost > 0 and level >= 0 and level + all <= capacity then
+        if value % step < all then renew[k] = lifetime(value, clock, scale) end
       else
         if not old or old < FIRST then
           level = 0
@@ -245,13 +288,13 @@ for _ = 1, frame[2] do
         elseif level + cost <= capacity then
           charged[d] = true
           began[k] = level == 0
-          value = clock + level + cost
+          value = clock + level + math.min(times, math.floor((capacity - level) / cost)) * cost
           redis.call('SET', key, value, 'PX', lifetime(value, clock, scale))
         else
-          admitted = false
+          admitted, charged[d] = false, nil
           if not old then -- it stays as it is until a charge replaces it
           elseif old == 0 then redis.call('DEL', key)
-          elseif level == 0 or old == clock + level then redis.call('DECRBY', key, cost)
+          elseif level == 0 or old == clock + level then redis.call('DECRBY', key, all)
           else redis.call('SET', key, clock + level, 'PX', lifetime(clock + level, clock, scale)) end
         end
       end
@@ -264,12 +307,10 @@ for _ = 1, frame[2] do
   for d = 1, demands do
     local k = first_key + d
     local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+    if charged[d] and not admitted then undo(k, key, kind, cost, frame[at + 3]) end
 
     if kind == 1 then
       at = at + 5
-      if charged[d] and not admitted then
-        if began[k] then redis.call('DEL', key) else redis.call('DECRBY', key, cost) end
-      end
       reply[#reply + 1] = was[k]
       reply[#reply + 1] = left[k]
 
@@ -278,18 +319,10 @@ for _ = 1, frame[2] do
       at = at + 4
       local used, newest, front, front_worth = sum[k], last[k], oldest[k], worth[k]
       reply[#reply + 1] = used
-      if charged[d] then
-        if admitted then
-          redis.call('PEXPIRE', key, math.ceil(window / 1000))
-          if not front then front, front_worth = now, cost end
-          used, newest = used + cost, now
-        elseif began[k] then
-          redis.call('DEL', key)
-        else
-          redis.call('ZREM', key, member[k])
-          redis.call('ZADD', key, -(ties[k] * SUM + used), '#', -newest, '@')
-          if renew[k] then redis.call('PEXPIRE', key, math.ceil(window / 1000)) end
-        end
+      if charged[d] and admitted then
+        redis.call('PEXPIRE', key, math.ceil(window / 1000))
+        if not front then front, front_worth = now, cost end
+        used, newest = used + cost, now
       end
       local next_unit, none_used, this_cost = 0, 0, 0
       if used > 0 then
@@ -308,18 +341,44 @@ for _ = 1, frame[2] do
       reply[#reply + 1] = was[k] or 0
 
     else
-      local capacity, scale = frame[at + 2], frame[at + 4]
       at = at + 5
-      if charged[d] then
-        if admitted then
-          if renew[k] then redis.call('PEXPIRE', key, renew[k]) end
-        elseif began[k] then redis.call('DEL', key)
-        else redis.call('DECRBY', key, cost) end
-      end
+      if charged[d] and admitted and renew[k] then redis.call('PEXPIRE', key, renew[k]) end
       reply[#reply + 1] = was[k]
     end
   end
   key_at = key_at + demands
 end
+
+-- Goes on behind a request that failed: takes back what it had charged, and tells why.
+local function skip(why, told)
+  for i = #reply, told + 1, -1 do reply[i] = nil end
+  at = first_at
+  for d = 1, demands do
+    local k, kind = key_at + d, frame[at]
+    if charged[d] then pcall(undo, k, KEYS[k], kind, frame[at + 1] * times, frame[at + 3]) end
+    at = at + (kind == 2 and 4 or 5)
+  end
+  key_at = key_at + demands
+  reply[#reply + 1] = why
+end
+
+local done, told = 0, 1
+local function run()
+  while done < frame[2] do
+    told = #reply
+    request()
+    done = done + 1
+  end
+end
+repeat
+  local fine, why = pcall(run)
+  if not fine then
+    why = tostring(type(why) == 'table' and why.err or why)
+    -- A replica takes no charge of anybody: that is the whole call's failure.
+    if string.find(why, 'READONLY', 1, true) then return redis.error_reply(string.match(why, 'READONLY.*')) end
+    skip(why, told)
+    done = done + 1
+  end
+until done == frame[2]
 
 return reply

@@ -21,6 +21,11 @@ local SINCE_1970 = 1.7e15 -- us
 local SPAN = 1048576 -- us
 local SUM = 4294967296
 
+-- Returns what a string holds if it is an integer, and nothing else.
+local function integer(value)
+  return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)
+end
+
 local at = 2
 for k = 1, #KEYS do
   local key, kind = KEYS[k], frame[at]
@@ -29,7 +34,7 @@ for k = 1, #KEYS do
     local ends, off_by, more = frame[at + 1], frame[at + 2], frame[at + 3]
     at = at + 4
     local value = redis.pcall('GET', key)
-    local used = type(value) == 'string' and tonumber(value)
+    local used = integer(value)
     local left = used and redis.call('PTTL', key) or 0
     if left > 0 and math.abs(math.floor(now / 1000) + left - ends) <= off_by then
       redis.call('INCRBY', key, math.min(math.max(0, used + more), SUM - 1) - used)
@@ -56,11 +61,11 @@ for k = 1, #KEYS do
   else
     local arrival, more, capacity, scale = frame[at + 1], frame[at + 2], frame[at + 3], frame[at + 4]
     at = at + 5
-    local era_now = FIRST + now * 10 % ERA
+    local era_now = FIRST + now % (ERA / 10) * 10
     local clock = scale == 1 and now or era_now
     local value = redis.pcall('GET', key)
-    local old = type(value) == 'string' and tonumber(value) or 0
-    local level, own = old - clock, true
+    local old = integer(value) or 0
+    local level = old - clock
     if old < FIRST then
       level = 0
     elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
@@ -87,9 +92,7 @@ for k = 1, #KEYS do
       if level == 0 then settled = unfilled + more else settled = level + more end
       settled = math.min(settled, math.max(level, 2 * capacity))
     end
-    if settled < level then
-      redis.call('SET', key, clock + settled, 'KEEPTTL')
-    elseif settled > level then
+    if settled ~= level then
       local due, span = clock + settled, SPAN * scale
       redis.call('SET', key, due, 'PX', math.ceil((due - due % span + span - clock) / (1000 * scale)))
     end
