@@ -77,7 +77,7 @@ struct Trio {
     started: Instant,
     now: Micros,
     policies: Vec<Policy>,
-    pure: HashMap<(usize, usize), (State, Micros)>,
+    pure: HashMap<(usize, usize), State>,
     memory: Memory,
     clock: ManualClock,
     redis: Redis,
@@ -164,10 +164,10 @@ impl Trio {
         let mut outcomes = Outcomes::new();
         for ((index, subject, _), demand) in asked.iter().zip(demands) {
             let (policy, cost) = (demand.policy(), demand.cost_u32());
-            let standing = match self.pure.get_mut(&(*index, *subject)).filter(|(_, ends)| *ends > now) {
-                Some((state, ends)) => {
-                    if cost > 0 && state.tidy(policy, now) {
-                        *ends = state.ends(policy);
+            let standing = match self.pure.get_mut(&(*index, *subject)).filter(|state| state.ends() > now) {
+                Some(state) => {
+                    if cost > 0 {
+                        state.tidy(policy, now);
                     }
                     state.standing(policy, now, cost)
                 }
@@ -179,12 +179,11 @@ impl Trio {
             for (((index, subject, _), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
                 let (policy, cost) = (demand.policy(), demand.cost_u32());
                 if cost > 0 {
-                    let (state, ends) = self.pure.entry((*index, *subject)).or_insert((State::fresh(policy), 0));
-                    if *ends <= now {
+                    let state = self.pure.entry((*index, *subject)).or_insert(State::fresh(policy));
+                    if state.ends() <= now {
                         *state = State::fresh(policy);
                     }
                     let receipt = state.charge(policy, now, cost);
-                    *ends = state.ends(policy);
                     *outcome = Outcome::allowed(policy, state.standing(policy, now, cost), receipt);
                 }
             }
@@ -201,13 +200,11 @@ impl Trio {
         let [pure, memory, redis] = &outcomes;
         let adjust = |outcome: &Outcome| Adjustment::new(&policy, &key, outcome.receipt(), charged, cost);
         let now = self.now;
-        let (state, ends) = self.pure.entry(place).or_insert((State::fresh(&policy), 0));
-        if *ends <= now {
+        let state = self.pure.entry(place).or_insert(State::fresh(&policy));
+        if state.ends() <= now {
             *state = State::fresh(&policy);
         }
-        if let Some(put_off) = state.settle(&policy, now, pure.receipt(), charged, cost) {
-            *ends = put_off.max(*ends);
-        }
+        state.settle(&policy, now, pure.receipt(), charged, cost);
         rt.block_on(self.memory.settle(&[adjust(memory)])).expect("memory settles");
         rt.block_on(self.redis_now().settle(&[adjust(redis)])).expect("redis settles");
         self.check_lifetimes(admin);
@@ -223,12 +220,13 @@ impl Trio {
     fn end_keys(&mut self, step_back: bool, rt: &Runtime, admin: &mut redis::Connection) {
         for (index, subject) in self.pure.keys().copied().collect::<Vec<_>>() {
             let key = self.redis_key(index, subject);
-            let (state, ends) = &self.pure[&(index, subject)];
+            let state = &self.pure[&(index, subject)];
+            let ends = state.ends();
             // A window that ends while the call is under way could be over for one and not for the other.
-            let about_to_end = matches!(state, State::FixedWindow(_)) && *ends <= self.now + 30_000;
+            let about_to_end = matches!(state, State::FixedWindow(_)) && ends <= self.now + 30_000;
             // A full bucket's key lives on for a while, and some are left to be found so.
             let left = matches!(state, State::TokenBucket(_)) && subject == 1 && !step_back;
-            if *ends <= self.now && !left || about_to_end {
+            if ends <= self.now && !left || about_to_end {
                 let _: () = redis::cmd("DEL").arg(key).query(admin).expect("DEL");
                 self.pure.remove(&(index, subject));
                 rt.block_on(self.memory.reset(&self.policies[index], &subject_key(subject))).expect("memory resets");
@@ -253,7 +251,7 @@ impl Trio {
 
     /// No key lives for ever, or ends before its state does.
     fn check_lifetimes(&self, admin: &mut redis::Connection) {
-        for ((index, subject), (state, ends)) in &self.pure {
+        for ((index, subject), state) in &self.pure {
             let key = self.redis_key(*index, *subject);
             let left: i64 = redis::cmd("PTTL").arg(&key).query(admin).expect("PTTL");
             assert_ne!(left, -1, "{key} has no expiry");
@@ -263,8 +261,7 @@ impl Trio {
             if left > 0 {
                 let _: () = redis::cmd("PEXPIRE").arg(&key).arg(left + MUCH_MS).query(admin).expect("PEXPIRE");
             }
-            let ends = state.ends(&self.policies[*index]).min(*ends);
-            let due = i64::try_from(ends.saturating_sub(self.now) / 1_000).expect("a lifetime");
+            let due = i64::try_from(state.ends().saturating_sub(self.now) / 1_000).expect("a lifetime");
             // Lifetimes run by the real clock, while the history stands still.
             let passed = i64::try_from((CALL + self.started.elapsed()).as_millis()).expect("milliseconds");
             assert!(left + passed >= due || due == 0, "{key} ends in {left} ms, its state in {due} ms: {state:?}");

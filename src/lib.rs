@@ -65,7 +65,7 @@ pub use self::{
     layer::{PeerAddr, RateLimitLayer, Rule},
     limit::{Decision, Demand, OnError, Policy, Quota},
     limiter::Limiter,
-    memory::{ManualClock, Memory},
+    memory::{ManualClock, Memory, WhenFull},
 };
 
 /// Runs the examples of the README.

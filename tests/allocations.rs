@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::Empty;
 use tollgate::{
-    Limiter, Memory, PeerAddr, Quota, RateLimitLayer, Rule,
+    Limiter, Memory, PeerAddr, Policy, Quota, RateLimitLayer, Rule,
     layer::{Dialect, client_ip, header as by_header},
 };
 use tower::{Layer, Service};
@@ -101,5 +101,26 @@ fn with_fields_it_allocates_at_most_twice() {
             assert!(sum - bare <= per_request * 100 + 10, "{sum} over {bare}");
             assert!(most <= bare / 100 + per_request + 2, "{most} over {}", bare / 100);
         }
+    }
+}
+
+#[test]
+fn a_tracked_key_costs_at_most_72_bytes() {
+    static POLICY: Policy = Policy::token_bucket("per-client", Quota::per_hour(10));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    for keys in [10_000u64, 1_000_000] {
+        let memory = Memory::new().max_keys(2_000_000);
+        let limiter = Limiter::new(memory.clone());
+        let counted = allocation_counter::measure(|| {
+            runtime.block_on(async {
+                for key in 0..keys {
+                    assert!(limiter.check(&POLICY, key).await.is_allowed());
+                }
+            });
+        });
+        assert_eq!(memory.len() as u64, keys);
+        let bytes = counted.bytes_current / keys.cast_signed();
+        assert!(bytes <= 72, "{bytes} bytes a key at {keys} keys");
+        println!("{bytes} bytes a key at {keys} keys");
     }
 }

@@ -31,6 +31,15 @@ impl Algorithm {
             Self::TokenBucket => "token-bucket",
         }
     }
+
+    /// Returns the letter that stands for it in names of state, so that a changed algorithm starts anew.
+    pub(crate) const fn letter(self) -> u8 {
+        match self {
+            Self::FixedWindow => b'f',
+            Self::SlidingWindow => b's',
+            Self::TokenBucket => b't',
+        }
+    }
 }
 
 /// What is remembered of one key under one policy.
@@ -70,9 +79,7 @@ impl State {
     }
 
     /// Heals what a clock or quota since changed has left behind, and drops what is over.
-    ///
-    /// Returns true if something was healed, so that the state ends at another time than before.
-    pub(crate) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+    pub(crate) fn tidy(&mut self, policy: &Policy, now: Micros) {
         match self {
             Self::FixedWindow(state) => state.tidy(policy, now),
             Self::SlidingWindow(state) => state.tidy(policy, now),
@@ -91,39 +98,26 @@ impl State {
     pub(crate) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
         match self {
             Self::FixedWindow(state) => state.charge(policy, now, cost),
-            Self::SlidingWindow(state) => state.charge(now, cost),
+            Self::SlidingWindow(state) => state.charge(policy, now, cost),
             Self::TokenBucket(state) => state.charge(policy, now, cost),
         }
     }
 
     /// Changes what was charged under `receipt` to `cost`; does nothing if the receipt has expired.
-    ///
-    /// Returns the state's end where a raised cost can have put it off.
-    pub(crate) fn settle(
-        &mut self,
-        policy: &Policy,
-        now: Micros,
-        receipt: Receipt,
-        charged: u32,
-        cost: u32,
-    ) -> Option<Micros> {
+    pub(crate) fn settle(&mut self, policy: &Policy, now: Micros, receipt: Receipt, charged: u32, cost: u32) {
         match (self, receipt.proof()) {
             (Self::FixedWindow(state), Proof::Window { ends_ms }) => state.settle(policy, now, ends_ms, charged, cost),
             (Self::SlidingWindow(state), Proof::Entry { at, tie }) => state.settle(policy, now, (at, tie), cost),
-            (Self::TokenBucket(state), Proof::Arrival { ticks }) => {
-                state.settle(policy, now, ticks, charged, cost);
-                return Some(state.ends());
-            }
+            (Self::TokenBucket(state), Proof::Arrival { ticks }) => state.settle(policy, now, ticks, charged, cost),
             _ => {}
         }
-        None
     }
 
     /// Returns when this state means no more than a fresh one.
-    pub(crate) fn ends(&self, policy: &Policy) -> Micros {
+    pub(crate) fn ends(&self) -> Micros {
         match self {
             Self::FixedWindow(state) => state.ends(),
-            Self::SlidingWindow(state) => state.ends(policy),
+            Self::SlidingWindow(state) => state.ends(),
             Self::TokenBucket(state) => state.ends(),
         }
     }

@@ -181,7 +181,7 @@ proptest! {
         let receipt = run.state.charge(&policy, run.now, cost);
         let later = run.now + policy.window_micros() * percent / 100;
         let untouched = run.standing(later, 1);
-        let _ = run.state.settle(&policy, later, receipt, cost, truth);
+        run.state.settle(&policy, later, receipt, cost, truth);
         let told = run.standing(later, 1);
 
         // What had ended before stays ended, but for a bucket that would not be full yet.

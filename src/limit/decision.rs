@@ -34,6 +34,7 @@ pub struct Decision {
     outcomes: Outcomes,
     allowed: bool,
     degraded: bool,
+    overflow: bool,
 }
 
 /// Inline up to four, so that the memory path allocates nothing.
@@ -43,12 +44,12 @@ impl Decision {
     /// Decides by what each policy says: all or nothing.
     pub(crate) fn by(outcomes: Outcomes) -> Self {
         let allowed = outcomes.iter().all(Outcome::is_allowed);
-        Self { outcomes, allowed, degraded: false }
+        Self { outcomes, allowed, degraded: false, overflow: false }
     }
 
     /// Decides without a store: nothing is known of any policy.
     pub(crate) fn without_store(allowed: bool) -> Self {
-        Self { outcomes: Outcomes::new(), allowed, degraded: true }
+        Self { outcomes: Outcomes::new(), allowed, degraded: true, overflow: false }
     }
 
     /// Makes a decision of what a store of your own found, in the order of its demands.
@@ -72,6 +73,18 @@ impl Decision {
     /// not of its caller, to be told as HTTP 503 or gRPC status 14.
     pub fn is_unavailable(&self) -> bool {
         self.degraded && !self.allowed
+    }
+
+    /// Returns true if the key was counted together with others, since the store had no room for it.
+    ///
+    /// Its outcomes tell of those others too, and its charge cannot be settled.
+    pub fn is_overflow(&self) -> bool {
+        self.overflow
+    }
+
+    pub(crate) fn in_overflow(mut self) -> Self {
+        self.overflow = true;
+        self
     }
 
     /// Returns true if waiting cannot help: the cost is above what a policy can ever grant at once.
@@ -110,7 +123,12 @@ impl Decision {
     /// Joins this decision with that of another layer; both have let the request pass.
     pub(crate) fn and(&self, other: &Decision) -> Self {
         let outcomes = self.outcomes.iter().chain(&other.outcomes).cloned().collect();
-        Self { outcomes, allowed: self.allowed && other.allowed, degraded: self.degraded || other.degraded }
+        Self {
+            outcomes,
+            allowed: self.allowed && other.allowed,
+            degraded: self.degraded || other.degraded,
+            overflow: self.overflow || other.overflow,
+        }
     }
 
     /// Tells each of several demands the outcome at its place.

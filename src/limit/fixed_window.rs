@@ -7,25 +7,35 @@ use super::{Micros, Policy, Receipt, Standing};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FixedWindow {
     used: u32,
-    ends_ms: u64,
+    /// Milliseconds since the Unix epoch, high and low half: so that this and a tag fit into 16 bytes.
+    ends: [u32; 2],
 }
 
 impl FixedWindow {
+    fn new(used: u32, ends_ms: u64) -> Self {
+        let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).expect("half of 64 bits");
+        Self { used, ends: [half(ends_ms >> 32), half(ends_ms)] }
+    }
+
+    fn ends_ms(&self) -> u64 {
+        u64::from(self.ends[0]) << 32 | u64::from(self.ends[1])
+    }
+
     /// Takes what a store keeps: the units used and the milliseconds left, zero if no window is open.
     #[cfg(feature = "redis")]
     pub(crate) fn from_parts(used: u32, left_ms: u64, now: Micros) -> Self {
         match left_ms {
             0 => Self::default(),
-            left_ms => Self { used, ends_ms: now / 1_000 + left_ms },
+            left_ms => Self::new(used, now / 1_000 + left_ms),
         }
     }
 
     /// Ends a window that the present quota and clock could not have opened yet, one whole window from now.
-    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) {
         let ends_ms = now / 1_000 + self.left_ms(policy, now);
-        let healed = ends_ms < self.ends_ms;
-        self.ends_ms = self.ends_ms.min(ends_ms);
-        healed
+        if ends_ms < self.ends_ms() {
+            *self = Self::new(self.used, ends_ms);
+        }
     }
 
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
@@ -47,13 +57,13 @@ impl FixedWindow {
             0 => (0, length_ms(policy, now)),
             left_ms => (self.used, left_ms),
         };
-        *self = Self { used: used.saturating_add(cost), ends_ms: now / 1_000 + left_ms };
-        Receipt::window(self.ends_ms)
+        *self = Self::new(used.saturating_add(cost), now / 1_000 + left_ms);
+        Receipt::window(self.ends_ms())
     }
 
     /// Corrects a charge whose window is still open; what goes beyond the limit is debt until it ends.
     pub(super) fn settle(&mut self, policy: &Policy, now: Micros, ends_ms: u64, charged: u32, cost: u32) {
-        if self.left_ms(policy, now) != 0 && self.ends_ms.abs_diff(ends_ms) <= Self::end_off_by_ms(policy) {
+        if self.left_ms(policy, now) != 0 && self.ends_ms().abs_diff(ends_ms) <= Self::end_off_by_ms(policy) {
             self.used =
                 self.used.saturating_sub(charged.saturating_sub(cost)).saturating_add(cost.saturating_sub(charged));
         }
@@ -67,7 +77,7 @@ impl FixedWindow {
     }
 
     pub(super) fn ends(&self) -> Micros {
-        self.ends_ms * 1_000
+        self.ends_ms() * 1_000
     }
 
     /// Returns what is left of the open window, or zero.
@@ -75,7 +85,7 @@ impl FixedWindow {
     /// More than one whole window can't be left, unless the clock stepped back or the quota's window shrank:
     /// then it ends one whole window from now, so that nobody is locked out for longer.
     fn left_ms(&self, policy: &Policy, now: Micros) -> u64 {
-        self.ends_ms.saturating_sub(now / 1_000).min(length_ms(policy, now))
+        self.ends_ms().saturating_sub(now / 1_000).min(length_ms(policy, now))
     }
 }
 

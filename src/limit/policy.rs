@@ -31,6 +31,8 @@ pub struct Policy {
     capacity: u32,
     /// Ticks that one unit takes to refill; zero where nothing refills.
     interval: u64,
+    /// Stands for the name and the algorithm.
+    tag: u64,
 }
 
 /// What a policy decides when its store cannot answer.
@@ -54,7 +56,10 @@ impl Policy {
     pub fn new(name: impl Into<Cow<'static, str>>, quota: Quota, algorithm: Algorithm) -> Result<Self, Error> {
         let name = name.into();
         match interval_checked(name.as_bytes(), quota, algorithm) {
-            Ok(interval) => Ok(Self::of(name.into(), quota, algorithm, interval)),
+            Ok(interval) => {
+                let tag = tag(name.as_bytes(), algorithm);
+                Ok(Self::of(name.into(), quota, algorithm, interval, tag))
+            }
             Err(Wrong::Name) => Err(Error::invalid(format!("policy name `{}`: {NAMES}", name.escape_debug()))),
             Err(_) => Err(Error::invalid(format!("policy `{name}`: {quota} as a token bucket: {TOO_FAST}"))),
         }
@@ -191,6 +196,11 @@ impl Policy {
         self.interval
     }
 
+    /// Returns a number that stands for the name and the algorithm, the same in all processes.
+    pub(crate) const fn tag(&self) -> u64 {
+        self.tag
+    }
+
     pub(crate) const fn capacity_u32(&self) -> u32 {
         self.capacity
     }
@@ -201,15 +211,15 @@ impl Policy {
 
     const fn expect(name: &'static str, quota: Quota, algorithm: Algorithm) -> Self {
         match interval_checked(name.as_bytes(), quota, algorithm) {
-            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval),
+            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval, tag(name.as_bytes(), algorithm)),
             Err(Wrong::Name) => panic!("a policy's name must be 1 to 64 of A-Z a-z 0-9 . _ -"),
             Err(_) => panic!("a token bucket counts at most 100000 units per second: use the fixed window"),
         }
     }
 
-    const fn of(name: Name, quota: Quota, algorithm: Algorithm, interval: u64) -> Self {
+    const fn of(name: Name, quota: Quota, algorithm: Algorithm, interval: u64, tag: u64) -> Self {
         let capacity = quota.limit_u32();
-        Self { name, quota, algorithm, aligned: false, on_error: OnError::Allow, capacity, interval }
+        Self { name, quota, algorithm, aligned: false, on_error: OnError::Allow, capacity, interval, tag }
     }
 
     const fn burst_checked(&self, units: u64) -> Result<u32, Wrong> {
@@ -278,6 +288,19 @@ const fn is_name(bytes: &[u8]) -> bool {
         i += 1;
     }
     true
+}
+
+/// Hashes a name by FNV-1a, 64 bits, begun with the algorithm.
+const fn tag(name: &[u8], algorithm: Algorithm) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let mut hash = (OFFSET ^ algorithm.letter() as u64).wrapping_mul(PRIME);
+    let mut i = 0;
+    while i < name.len() {
+        hash = (hash ^ name[i] as u64).wrapping_mul(PRIME);
+        i += 1;
+    }
+    hash
 }
 
 /// A policy's name, cheap to copy into each decision.

@@ -12,6 +12,8 @@ pub(crate) struct SlidingWindow {
     used: u32,
     /// The instant of the newest charge.
     last: Micros,
+    /// When the newest charge is over, by the quota that it was made under.
+    ends: Micros,
     /// Counts the entries that share their instant with an older one, to tell them apart.
     ties: u32,
 }
@@ -34,23 +36,22 @@ impl SlidingWindow {
     /// Moves charges from the future to now, and drops those that are over: at most [`TRIM`] at a time.
     ///
     /// What is left over counts until a later call drops it: never to the caller's gain.
-    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) {
         let window = policy.window_micros();
-        let healed = self.last > now;
-        if healed {
+        if self.last > now {
             self.move_future_to(now);
+            self.ends = now + window;
         }
         if self.last + window <= now {
             *self = Self { entries: mem::take(&mut self.entries), ..Self::default() };
             self.entries.clear();
             // A log that was long once gives its memory back.
             self.entries.shrink_to(SMALL);
-            return healed;
+            return;
         }
         let over = self.over(policy, now);
         self.entries.drain(..over.count);
         self.used = self.used.saturating_sub(over.units);
-        healed
     }
 
     /// Counts the oldest charges that are over, at most [`TRIM`].
@@ -91,11 +92,12 @@ impl SlidingWindow {
         }
     }
 
-    pub(super) fn charge(&mut self, now: Micros, cost: u32) -> Receipt {
+    pub(super) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
         let tie = if now > self.last { 0 } else { self.next_tie() };
         self.entries.push_back(Entry { at: now, tie, units: cost });
         self.used = self.used.saturating_add(cost);
         self.last = now;
+        self.ends = now + policy.window_micros();
         Receipt::entry(now, tie)
     }
 
@@ -116,8 +118,8 @@ impl SlidingWindow {
         }
     }
 
-    pub(super) fn ends(&self, policy: &Policy) -> Micros {
-        self.last + policy.window_micros()
+    pub(super) fn ends(&self) -> Micros {
+        self.ends
     }
 
     /// Counts the charges that a clock since set back has left in the future as one that is made now, so that

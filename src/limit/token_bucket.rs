@@ -32,13 +32,11 @@ impl TokenBucket {
     }
 
     /// Lowers a debt that the present quota could not have made to the largest that it could.
-    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) -> bool {
+    pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) {
         let level = self.level(policy, now);
-        let healed = now * TICKS_PER_MICRO + level < self.arrival;
-        if healed {
+        if now * TICKS_PER_MICRO + level < self.arrival {
             self.set_level(now, level);
         }
-        healed
     }
 
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {

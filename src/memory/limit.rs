@@ -1,21 +1,27 @@
 use std::{
-    hash::BuildHasher,
+    hash::{BuildHasher, Hasher},
+    mem,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use foldhash::quality::RandomState;
+use hashbrown::{HashTable, hash_table::OccupiedEntry};
 use smallvec::SmallVec;
 
+use super::WhenFull;
 use crate::{
     key::Key,
-    limit::{Adjustment, Algorithm, Decision, Demand, Micros, Outcome, Outcomes, Policy, State},
+    limit::{Adjustment, Decision, Demand, Micros, Outcome, Outcomes, Policy, State},
 };
 
 /// All keys, spread over shards that are locked apart.
 #[derive(Debug)]
 pub(super) struct Table {
-    hasher: DefaultHashBuilder,
+    hashers: [RandomState; 2],
     shards: Box<[Mutex<Shard>]>,
+    /// The keys that one shard holds at most.
+    most: usize,
+    when_full: WhenFull,
 }
 
 #[derive(Debug, Default)]
@@ -23,122 +29,150 @@ struct Shard {
     entries: HashTable<Entry>,
     /// The bucket that is swept next.
     swept: usize,
+    /// When all buckets were swept last, for want of room.
+    swept_all_at: Micros,
 }
 
+/// Each costs 32 bytes and the table's slack.
 #[derive(Debug)]
 struct Entry {
-    hash: u64,
-    name: Box<[u8]>,
-    /// When the state means no more than a fresh one.
-    ends: Micros,
+    print: Print,
     state: State,
 }
 
-/// What an entry is found by.
-#[derive(Clone, Copy)]
-struct Name<'a> {
-    hash: u64,
-    algorithm: u8,
-    policy: &'a [u8],
-    subject: &'a [u8],
-}
+/// Stands for a policy and a subject: two hashes with seeds of this process.
+///
+/// Two of them are the same with a probability of 2⁻¹²⁸, and nobody outside can look for such a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Print([u64; 2]);
 
 /// Where the state of a demand lies.
-struct Slot<'a> {
-    name: Name<'a>,
+#[derive(Clone, Copy)]
+struct Slot {
+    print: Print,
     shard: usize,
+    /// Whether it is counted with others, for want of room.
+    overflow: bool,
 }
 
 impl Table {
+    pub(super) fn new(most_keys: usize, when_full: WhenFull) -> Self {
+        // One more, for the entries that keys share for which there is no room.
+        let shards = (0..=SHARDS).map(|_| Mutex::default()).collect();
+        let hashers = [RandomState::default(), RandomState::default()];
+        Self { hashers, shards, most: most_keys.div_ceil(SHARDS), when_full }
+    }
+
     /// Decides on all demands under the locks of all their shards.
     pub(super) fn decide(&self, demands: &[Demand<'_>], now: Micros) -> Decision {
-        let slots: SmallVec<[Slot<'_>; 4]> = demands
-            .iter()
-            .map(|demand| {
-                let name = self.name(demand.policy(), demand.subject());
-                Slot { name, shard: self.shard_of(name.hash) }
-            })
-            .collect();
-        let mut locked = self.lock(&slots);
+        if let [demand] = demands {
+            let slot = self.slot(demand.policy(), demand.subject());
+            let mut shard = self.lock(slot.shard);
+            if shard.has_room_for(slot.print, demand, now, self.most) {
+                let outcome = shard.decide(slot.print, demand, now);
+                shard.sweep(now, 1);
+                return Decision::by(Outcomes::from_iter([outcome]));
+            }
+        }
+        self.decide_together(demands, now)
+    }
+
+    fn decide_together(&self, demands: &[Demand<'_>], now: Micros) -> Decision {
+        let mut slots: SmallVec<[Slot; 4]> =
+            demands.iter().map(|demand| self.slot(demand.policy(), demand.subject())).collect();
+        let mut locked = self.lock_all(&slots);
+        let mut overflow = false;
+        for (demand, slot) in demands.iter().zip(&mut slots) {
+            if !locked.shard(slot.shard).has_room_for(slot.print, demand, now, self.most) {
+                *slot = self.overflow_slot(demand.policy());
+                overflow = true;
+            }
+        }
+        if overflow {
+            // It comes after all others, so the order in which locks are taken stays the same.
+            locked.0.push((SHARDS, self.lock(SHARDS)));
+        }
 
         let mut outcomes = Outcomes::new();
         for (demand, slot) in demands.iter().zip(&slots) {
-            let shard = locked.shard(slot.shard);
-            outcomes.push(shard.look(slot.name, demand, now));
+            outcomes.push(match (slot.overflow, self.when_full) {
+                (true, WhenFull::Refuse) => Outcome::refuse(demand.policy(), 0, Some(WHILE_FULL)),
+                _ => locked.shard(slot.shard).look(slot.print, demand, now),
+            });
         }
         if outcomes.iter().all(Outcome::is_allowed) {
             for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(&mut outcomes) {
                 if demand.cost_u32() > 0 {
-                    let shard = locked.shard(slot.shard);
-                    *outcome = shard.charge(slot.name, demand, now);
+                    *outcome = locked.shard(slot.shard).charge(slot.print, demand, now);
                 }
             }
         }
         for slot in &slots {
-            locked.shard(slot.shard).sweep(now);
+            locked.shard(slot.shard).sweep(now, 1);
         }
-        Decision::by(outcomes)
+        if overflow { Decision::by(outcomes).in_overflow() } else { Decision::by(outcomes) }
     }
 
     pub(super) fn settle(&self, adjustment: &Adjustment<'_>, now: Micros) {
         let policy = adjustment.policy();
-        let name = self.name(policy, adjustment.subject());
-        let mut shard = self.lock_one(self.shard_of(name.hash));
+        let slot = self.slot(policy, adjustment.subject());
+        let mut shard = self.lock(slot.shard);
         let (receipt, charged, cost) = (adjustment.receipt(), adjustment.charged_u32(), adjustment.cost_u32());
-        if let Some(entry) = shard.find(name, now) {
-            let ends = entry.state.settle(policy, now, receipt, charged, cost);
-            entry.ends = entry.ends.max(ends.unwrap_or(0));
+        if let Some(entry) = shard.find(slot.print, now) {
+            entry.state.settle(policy, now, receipt, charged, cost);
             return;
         }
         // A bucket that is full by now would not be, had it been charged this much from the start.
         let mut state = State::fresh(policy);
-        if let Some(ends) = state.settle(policy, now, receipt, charged, cost).filter(|ends| *ends > now) {
-            *shard.entry(name, policy) = Entry { hash: name.hash, name: name.to_box(), ends, state };
+        state.settle(policy, now, receipt, charged, cost);
+        if state.ends() > now && (shard.entries.len() < self.most || shard.occupied(slot.print).is_some()) {
+            shard.entry(slot.print, policy).state = state;
         }
     }
 
     pub(super) fn reset(&self, policy: &Policy, subject: &Key) {
-        let name = self.name(policy, subject);
-        let mut shard = self.lock_one(self.shard_of(name.hash));
-        if let Ok(entry) = shard.entries.find_entry(name.hash, |entry| name.is(entry)) {
+        let slot = self.slot(policy, subject);
+        if let Some(entry) = self.lock(slot.shard).occupied(slot.print) {
             entry.remove();
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        (0..self.shards.len()).map(|shard| self.lock_one(shard).entries.len()).sum()
+        (0..self.shards.len()).map(|shard| self.lock(shard).entries.len()).sum()
     }
 
-    fn name<'a>(&self, policy: &'a Policy, subject: &'a Key) -> Name<'a> {
-        let algorithm = letter(policy.algorithm());
-        let (policy, subject) = (policy.name().as_bytes(), subject.as_bytes());
-        let hash = self.hasher.hash_one((algorithm, policy, subject));
-        Name { hash, algorithm, policy, subject }
+    fn slot(&self, policy: &Policy, subject: &Key) -> Slot {
+        let print = self.print(policy, subject.as_bytes());
+        // By bits in the middle: the table tags its entries with the top seven and finds them by the lowest.
+        let shard = usize::try_from(print.0[0] >> 32 & (SHARDS as u64 - 1)).expect("a small number");
+        Slot { print, shard, overflow: false }
     }
 
-    /// Picks a shard by bits in the middle: the top seven are the table's own tag.
-    fn shard_of(&self, hash: u64) -> usize {
-        usize::try_from((hash >> 32) & 0xffff).expect("sixteen bits") % self.shards.len()
+    /// The state that keys of a policy share for which there is no room.
+    fn overflow_slot(&self, policy: &Policy) -> Slot {
+        Slot { print: self.print(policy, OVERFLOW), shard: SHARDS, overflow: true }
     }
 
-    fn lock(&self, slots: &[Slot<'_>]) -> Locked<'_> {
+    fn print(&self, policy: &Policy, subject: &[u8]) -> Print {
+        Print(self.hashers.each_ref().map(|hasher| {
+            let mut hasher = hasher.build_hasher();
+            hasher.write_u64(policy.tag());
+            hasher.write(subject);
+            hasher.finish()
+        }))
+    }
+
+    fn lock_all(&self, slots: &[Slot]) -> Locked<'_> {
         let mut wanted: SmallVec<[usize; 4]> = slots.iter().map(|slot| slot.shard).collect();
         // In one order, so that two callers never wait for each other.
         wanted.sort_unstable();
         wanted.dedup();
-        Locked(wanted.into_iter().map(|shard| (shard, self.lock_one(shard))).collect())
+        Locked(wanted.into_iter().map(|shard| (shard, self.lock(shard))).collect())
     }
 
-    fn lock_one(&self, shard: usize) -> MutexGuard<'_, Shard> {
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves whole entries behind: each is changed by plain assignments.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { hasher: DefaultHashBuilder::default(), shards }
     }
 }
 
@@ -152,13 +186,19 @@ impl Locked<'_> {
 }
 
 impl Shard {
+    /// Decides on one demand by itself.
+    fn decide(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
+        let outcome = self.look(print, demand, now);
+        if outcome.is_allowed() && demand.cost_u32() > 0 { self.charge(print, demand, now) } else { outcome }
+    }
+
     /// Returns what the policy says before anything is charged.
-    fn look(&mut self, name: Name<'_>, demand: &Demand<'_>, now: Micros) -> Outcome {
+    fn look(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
         let (policy, cost) = (demand.policy(), demand.cost_u32());
-        let standing = match self.find(name, now) {
+        let standing = match self.find(print, now) {
             Some(entry) => {
-                if cost > 0 && entry.state.tidy(policy, now) {
-                    entry.ends = entry.state.ends(policy);
+                if cost > 0 {
+                    entry.state.tidy(policy, now);
                 }
                 entry.state.standing(policy, now, cost)
             }
@@ -167,75 +207,85 @@ impl Shard {
         Outcome::before(policy, standing)
     }
 
-    fn charge(&mut self, name: Name<'_>, demand: &Demand<'_>, now: Micros) -> Outcome {
+    fn charge(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
         let (policy, cost) = (demand.policy(), demand.cost_u32());
-        let entry = self.entry(name, policy);
-        if entry.ends <= now {
+        let entry = self.entry(print, policy);
+        if entry.state.ends() <= now {
             entry.state = State::fresh(policy);
         }
         let receipt = entry.state.charge(policy, now, cost);
-        entry.ends = entry.state.ends(policy);
         Outcome::allowed(policy, entry.state.standing(policy, now, cost), receipt)
     }
 
-    fn entry(&mut self, name: Name<'_>, policy: &Policy) -> &mut Entry {
-        let fresh = || Entry { hash: name.hash, name: name.to_box(), ends: 0, state: State::fresh(policy) };
-        self.entries.entry(name.hash, |entry| name.is(entry), |entry| entry.hash).or_insert_with(fresh).into_mut()
+    /// Returns true if the demand finds an entry, leaves none, or can have one.
+    ///
+    /// When the shard is full, what has ended is looked for: nothing else may give way, or who floods the table
+    /// with new keys would free the old ones.
+    fn has_room_for(&mut self, print: Print, demand: &Demand<'_>, now: Micros, most: usize) -> bool {
+        if self.entries.len() < most || demand.cost_u32() == 0 || self.occupied(print).is_some() {
+            return true;
+        }
+        self.sweep(now, SWEEP_WHEN_FULL);
+        // Now and then all of it, since what has ended may lie anywhere; a clock that was set back starts anew.
+        let last = mem::replace(&mut self.swept_all_at, now);
+        if self.entries.len() >= most && !(last..last + SWEEP_ALL_EVERY).contains(&now) {
+            self.entries.retain(|entry| entry.state.ends() > now);
+        } else {
+            self.swept_all_at = last;
+        }
+        self.entries.len() < most
+    }
+
+    fn entry(&mut self, print: Print, policy: &Policy) -> &mut Entry {
+        let fresh = || Entry { print, state: State::fresh(policy) };
+        let same = |entry: &Entry| entry.print == print;
+        self.entries.entry(print.0[0], same, |entry| entry.print.0[0]).or_insert_with(fresh).into_mut()
+    }
+
+    fn occupied(&mut self, print: Print) -> Option<OccupiedEntry<'_, Entry>> {
+        self.entries.find_entry(print.0[0], |entry| entry.print == print).ok()
     }
 
     /// Finds a state that still means something.
-    fn find(&mut self, name: Name<'_>, now: Micros) -> Option<&mut Entry> {
-        self.entries.find_mut(name.hash, |entry| name.is(entry)).filter(|entry| entry.ends > now)
+    fn find(&mut self, print: Print, now: Micros) -> Option<&mut Entry> {
+        let same = |entry: &Entry| entry.print == print;
+        self.entries.find_mut(print.0[0], same).filter(|entry| entry.state.ends() > now)
     }
 
-    /// Looks at the next few buckets and drops what has ended.
-    fn sweep(&mut self, now: Micros) {
-        for _ in 0..SWEEP {
-            let buckets = self.entries.num_buckets();
-            self.swept = if self.swept + 1 < buckets { self.swept + 1 } else { 0 };
+    /// Looks at the next buckets and drops what has ended.
+    fn sweep(&mut self, now: Micros, buckets: usize) {
+        for _ in 0..buckets {
+            self.swept = if self.swept + 1 < self.entries.num_buckets() { self.swept + 1 } else { 0 };
             if let Ok(bucket) = self.entries.get_bucket_entry(self.swept)
-                && bucket.get().ends <= now
+                && bucket.get().state.ends() <= now
             {
                 bucket.remove();
+                self.shrink();
             }
         }
+    }
+
+    /// Gives memory back that a flood has taken.
+    fn shrink(&mut self) {
         if self.entries.len() < self.entries.capacity() / 8 {
-            self.entries.shrink_to(self.entries.len() * 2, |entry| entry.hash);
+            self.entries.shrink_to(self.entries.len() * 2, |entry| entry.print.0[0]);
         }
     }
 }
 
-impl Name<'_> {
-    fn is(&self, entry: &Entry) -> bool {
-        let name = &*entry.name;
-        let (policy, subject) = (self.policy, self.subject);
-        entry.hash == self.hash
-            && name.len() == 2 + policy.len() + subject.len()
-            && name[0] == self.algorithm
-            && name[1..].starts_with(policy)
-            && name[1 + policy.len()] == END_OF_POLICY
-            && name.ends_with(subject)
-    }
-
-    fn to_box(self) -> Box<[u8]> {
-        [&[self.algorithm], self.policy, &[END_OF_POLICY], self.subject].concat().into()
-    }
-}
-
-/// A changed algorithm starts anew, as it does in a store with names for keys.
-fn letter(algorithm: Algorithm) -> u8 {
-    match algorithm {
-        Algorithm::FixedWindow => b'f',
-        Algorithm::SlidingWindow => b's',
-        Algorithm::TokenBucket => b't',
-    }
-}
-
-/// No policy's name has it.
-const END_OF_POLICY: u8 = b':';
+/// Nobody's subject: it is no text that a key can have.
+const OVERFLOW: &[u8] = b"~~";
 
 /// Enough that two threads seldom want the same one, and few enough to be nothing in an idle process.
 const SHARDS: usize = 64;
 
-/// A decision adds one key at most, so looking at a few keeps ahead of it.
-const SWEEP: usize = 4;
+/// What a full shard looks through for what has ended, before it turns a new key away.
+const SWEEP_WHEN_FULL: usize = 32;
+
+/// How often a full shard is looked through as a whole, in microseconds: some thousand entries at a time.
+const SWEEP_ALL_EVERY: Micros = 50_000;
+
+/// How soon to come back when there was no room.
+const WHILE_FULL: std::time::Duration = std::time::Duration::from_secs(1);
+
+const _: () = assert!(mem::size_of::<Entry>() == 32, "a key's memory has grown");

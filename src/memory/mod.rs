@@ -18,6 +18,9 @@ use crate::{
 /// Clones share one state. Decisions never wait and never fail. What has ended is swept away by later
 /// decisions: nothing has to be called to free memory, and no task runs.
 ///
+/// It holds a million keys at most ([`Memory::max_keys`]), some 70 bytes each. What has not ended is never dropped
+/// for a new key: when there is no room, [`WhenFull`] says what becomes of new ones.
+///
 /// Time is the system's monotonic clock, set to the wall clock once when the store is made. It does not follow
 /// tokio's paused time; tests take [`Memory::manual`].
 ///
@@ -41,6 +44,20 @@ use crate::{
 pub struct Memory {
     clock: Clock,
     table: Arc<Table>,
+    max_keys: usize,
+    when_full: WhenFull,
+}
+
+/// What becomes of a key for which there is no room, since all that are kept are in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenFull {
+    /// All such keys are counted together, for each policy: who floods the store with new keys limits itself, and
+    /// nobody whose key is kept. The decision is marked as [overflow](crate::Decision::is_overflow).
+    #[default]
+    Share,
+    /// Such keys are refused.
+    Refuse,
 }
 
 impl Memory {
@@ -65,8 +82,29 @@ impl Memory {
         self.len() == 0
     }
 
+    /// Sets how many keys to hold at most; the default is [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS).
+    ///
+    /// The bound is kept by parts of the table, so a few may be full before all are. Starts from an empty table.
+    #[must_use]
+    pub fn max_keys(self, keys: usize) -> Self {
+        Self::of(self.clock, keys, self.when_full)
+    }
+
+    /// Sets what becomes of new keys when there is no room. Starts from an empty table.
+    #[must_use]
+    pub fn when_full(self, when_full: WhenFull) -> Self {
+        Self::of(self.clock, self.max_keys, when_full)
+    }
+
+    /// One million: some 70 MB when all of them are in use, and more clients than one process serves in a window.
+    pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
+
     fn with_clock(clock: Clock) -> Self {
-        Self { clock, table: Arc::default() }
+        Self::of(clock, Self::DEFAULT_MAX_KEYS, WhenFull::default())
+    }
+
+    fn of(clock: Clock, max_keys: usize, when_full: WhenFull) -> Self {
+        Self { clock, table: Arc::new(Table::new(max_keys, when_full)), max_keys, when_full }
     }
 }
 

@@ -55,17 +55,12 @@ pub(super) struct Names {
 impl Names {
     /// Writes the name of the state of `subject` under `policy`.
     pub(super) fn write(&self, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
-        let letter = match policy.algorithm() {
-            Algorithm::FixedWindow => "f",
-            Algorithm::SlidingWindow => "s",
-            Algorithm::TokenBucket => "t",
-        };
         name.extend_from_slice(self.prefix.as_bytes());
         name.extend_from_slice(STATE_VERSION_AND_BRACE);
         name.extend_from_slice(itoa::Buffer::new().format(subject.bucket(self.buckets)).as_bytes());
-        for part in ["}:", letter, ":", policy.name(), ":"] {
-            name.extend_from_slice(part.as_bytes());
-        }
+        name.extend_from_slice(&[b'}', b':', policy.algorithm().letter(), b':']);
+        name.extend_from_slice(policy.name().as_bytes());
+        name.push(b':');
         name.extend_from_slice(subject.as_bytes());
     }
 }
