@@ -36,6 +36,8 @@ enum Op {
     /// Gives a policy another of its quotas.
     Change(usize, usize),
     Reset(usize, usize),
+    /// Blocks a subject under a policy for so many microseconds, zero lifting the block.
+    Block(usize, usize, u64),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -52,6 +54,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => time().prop_map(Op::StepBack),
         1 => (0..POLICIES, 0..QUOTAS).prop_map(|(policy, quota)| Op::Change(policy, quota)),
         1 => (0..POLICIES, 0..2usize).prop_map(|(policy, subject)| Op::Reset(policy, subject)),
+        1 => (0..POLICIES, 0..2usize, prop_oneof![Just(0), 1..2_000_000u64])
+            .prop_map(|(policy, subject, long)| Op::Block(policy, subject, long)),
     ]
 }
 
@@ -78,6 +82,7 @@ struct Trio {
     now: Micros,
     policies: Vec<Policy>,
     pure: HashMap<(usize, usize), State>,
+    blocked_until: HashMap<(usize, usize), Micros>,
     memory: Memory,
     clock: ManualClock,
     redis: Redis,
@@ -102,7 +107,18 @@ impl Trio {
         let policies = (0..POLICIES).map(|index| policy(index, 0)).collect();
         #[allow(clippy::disallowed_methods)]
         let started = Instant::now();
-        Self { started, now, policies, pure: HashMap::new(), memory, clock, redis, prefix, charges: Vec::new() }
+        Self {
+            started,
+            now,
+            policies,
+            pure: HashMap::new(),
+            blocked_until: HashMap::new(),
+            memory,
+            clock,
+            redis,
+            prefix,
+            charges: Vec::new(),
+        }
     }
 
     fn apply(&mut self, op: &Op, rt: &Runtime, admin: &mut redis::Connection) {
@@ -115,11 +131,22 @@ impl Trio {
             }
             Op::StepBack(by) => {
                 self.end_keys(true, rt, admin);
+                self.end_blocks(rt);
                 self.clock.step_back(Duration::from_micros(*by));
                 self.now -= by;
                 self.prolong_keys(*by, admin);
             }
             Op::Change(index, quota) => self.policies[*index] = policy(*index, *quota),
+            Op::Block(index, subject, long) => {
+                let (policy, key, time) = (&self.policies[*index], subject_key(*subject), Duration::from_micros(*long));
+                self.blocked_until.insert((*index, *subject), self.now + long);
+                rt.block_on(self.memory.block(policy, &key, time)).expect("memory blocks");
+                rt.block_on(self.redis_now().block(policy, &key, time)).expect("redis blocks");
+                // Time stands still here and not on the server.
+                let (prefix, bucket) = (&self.prefix, key.bucket(256));
+                let key = format!("{prefix}:1:{{{bucket}}}:b:{}", key.as_str());
+                let _: () = redis::cmd("PEXPIRE").arg(&key).arg(MUCH_MS).query(admin).expect("PEXPIRE");
+            }
             Op::Reset(index, subject) => {
                 let (policy, key) = (&self.policies[*index], subject_key(*subject));
                 self.pure.remove(&(*index, *subject));
@@ -173,7 +200,8 @@ impl Trio {
                 }
                 None => State::fresh(policy).standing(policy, now, cost),
             };
-            outcomes.push(Outcome::before(policy, standing));
+            let until = self.blocked_until.get(&(*index, *subject)).copied().unwrap_or(0);
+            outcomes.push(Outcome::before(policy, standing).blocked_for(until.saturating_sub(now)));
         }
         if outcomes.iter().all(Outcome::is_allowed) {
             for (((index, subject, _), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
@@ -237,6 +265,16 @@ impl Trio {
         }
     }
 
+    /// Forgets blocks that are over, since a clock that steps back does not bring them to life again.
+    fn end_blocks(&mut self, rt: &Runtime) {
+        let over: Vec<_> = self.blocked_until.extract_if(|_, until| *until <= self.now).collect();
+        for ((index, subject), _) in over {
+            let (policy, key) = (&self.policies[index], subject_key(subject));
+            rt.block_on(self.memory.block(policy, &key, Duration::ZERO)).expect("memory lifts a block");
+            rt.block_on(self.redis_now().block(policy, &key, Duration::ZERO)).expect("redis lifts a block");
+        }
+    }
+
     /// Lets keys live longer, as a clock that steps back does.
     fn prolong_keys(&self, by: Micros, admin: &mut redis::Connection) {
         for (index, subject) in self.pure.keys() {
@@ -286,7 +324,10 @@ fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) 
         "{engine}: {other:?}, not {pure:?}"
     );
     assert_eq!((pure.policy(), pure.quota()), (other.policy(), other.quota()));
-    assert_eq!((pure.algorithm(), pure.is_never()), (other.algorithm(), other.is_never()));
+    assert_eq!(
+        (pure.algorithm(), pure.is_never(), pure.is_blocked()),
+        (other.algorithm(), other.is_never(), other.is_blocked())
+    );
     let times = |outcome: &Outcome| [Some(outcome.next_unit_in()), Some(outcome.full_in()), outcome.passes_in()];
     for (p, o) in times(pure).into_iter().zip(times(other)) {
         let close = match (p, o) {

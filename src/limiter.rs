@@ -193,6 +193,34 @@ impl Limiter {
         self.gate.store.reset(policy, &subject.into()).await
     }
 
+    /// Refuses one subject under one policy for so long, whatever it has used.
+    ///
+    /// A second block takes the place of the first; a [`reset`](Self::reset) does not lift it.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer, or cannot block.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way the subject may be blocked.
+    pub async fn block(&self, policy: &Policy, subject: impl Into<Key>, long: Duration) -> Result<(), Error> {
+        self.gate.store.block(policy, &subject.into(), long).await
+    }
+
+    /// Lifts a block.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer, or cannot block.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way the block may be lifted.
+    pub async fn unblock(&self, policy: &Policy, subject: impl Into<Key>) -> Result<(), Error> {
+        self.block(policy, subject, Duration::ZERO).await
+    }
+
     /// Waits until corrections on their way have arrived, at most until `deadline` has passed.
     ///
     /// Call it after the server has stopped. Returns false if some had not arrived.

@@ -152,6 +152,7 @@ pub struct Outcome {
     wait: Micros,
     algorithm: Algorithm,
     allowed: bool,
+    blocked: bool,
 }
 
 impl Outcome {
@@ -176,7 +177,17 @@ impl Outcome {
             wait,
             algorithm: policy.algorithm(),
             allowed,
+            blocked: false,
         }
+    }
+
+    /// Refuses for as long as the subject is blocked, if it is at all.
+    pub(crate) fn blocked_for(self, long: Micros) -> Self {
+        if long == 0 {
+            return self;
+        }
+        let [next, full, wait] = [self.next, self.full, self.wait].map(|time| time.max(long));
+        Self { remaining: 0, next, full, wait, allowed: false, blocked: true, ..self }
     }
 
     /// Lets the request pass; for a [`Store`](super::Store) of your own.
@@ -219,6 +230,11 @@ impl Outcome {
     /// Returns true if this policy lets the request pass, whatever the others say.
     pub fn is_allowed(&self) -> bool {
         self.allowed
+    }
+
+    /// Returns true if an operator has blocked the subject under this policy.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
     }
 
     /// Returns true if no waiting helps: the cost is above the policy's capacity.

@@ -31,7 +31,7 @@ pub struct Policy {
     capacity: u32,
     /// Ticks that one unit takes to refill; zero where nothing refills.
     interval: u64,
-    /// Stands for the name and the algorithm.
+    /// Stands for the name.
     tag: u64,
 }
 
@@ -57,7 +57,7 @@ impl Policy {
         let name = name.into();
         match interval_checked(name.as_bytes(), quota, algorithm) {
             Ok(interval) => {
-                let tag = tag(name.as_bytes(), algorithm);
+                let tag = tag(name.as_bytes());
                 Ok(Self::of(name.into(), quota, algorithm, interval, tag))
             }
             Err(Wrong::Name) => Err(Error::invalid(format!("policy name `{}`: {NAMES}", name.escape_debug()))),
@@ -196,7 +196,7 @@ impl Policy {
         self.interval
     }
 
-    /// Returns a number that stands for the name and the algorithm, the same in all processes.
+    /// Returns a number that stands for the name, the same in all processes.
     pub(crate) const fn tag(&self) -> u64 {
         self.tag
     }
@@ -211,7 +211,7 @@ impl Policy {
 
     const fn expect(name: &'static str, quota: Quota, algorithm: Algorithm) -> Self {
         match interval_checked(name.as_bytes(), quota, algorithm) {
-            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval, tag(name.as_bytes(), algorithm)),
+            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval, tag(name.as_bytes())),
             Err(Wrong::Name) => panic!("a policy's name must be 1 to 64 of A-Z a-z 0-9 . _ -"),
             Err(_) => panic!("a token bucket counts at most 100000 units per second: use the fixed window"),
         }
@@ -290,11 +290,11 @@ const fn is_name(bytes: &[u8]) -> bool {
     true
 }
 
-/// Hashes a name by FNV-1a, 64 bits, begun with the algorithm.
-const fn tag(name: &[u8], algorithm: Algorithm) -> u64 {
+/// Hashes a name by FNV-1a, 64 bits.
+const fn tag(name: &[u8]) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
-    let mut hash = (OFFSET ^ algorithm.letter() as u64).wrapping_mul(PRIME);
+    let mut hash = OFFSET;
     let mut i = 0;
     while i < name.len() {
         hash = (hash ^ name[i] as u64).wrapping_mul(PRIME);

@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use super::{Decision, MAX_UNITS, Micros, Policy, decision::Proof};
@@ -31,6 +32,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets what one subject has used under one policy.
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()>;
 
+    /// Refuses one subject under one policy for so long, whatever it has used; zero lets it in again.
+    ///
+    /// A block is no part of the state: a reset does not lift it. A store that has no blocks answers an error.
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        let _ = (policy, subject, long);
+        Answer::ready(Err(Error::store("this store cannot block")))
+    }
+
     /// Returns true if keys leave this process, where others may read them.
     fn is_shared(&self) -> bool {
         false
@@ -50,6 +59,10 @@ impl<T: Store + ?Sized> Store for Box<T> {
         (**self).reset(policy, subject)
     }
 
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        (**self).block(policy, subject, long)
+    }
+
     fn is_shared(&self) -> bool {
         (**self).is_shared()
     }
@@ -66,6 +79,10 @@ impl<T: Store + ?Sized> Store for Arc<T> {
 
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
         (**self).reset(policy, subject)
+    }
+
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        (**self).block(policy, subject, long)
     }
 
     fn is_shared(&self) -> bool {

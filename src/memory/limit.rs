@@ -1,7 +1,11 @@
 use std::{
+    collections::HashMap,
     hash::{BuildHasher, Hasher},
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use foldhash::quality::RandomState;
@@ -22,6 +26,14 @@ pub(super) struct Table {
     /// The keys that one shard holds at most.
     most: usize,
     when_full: WhenFull,
+    blocks: Blocks,
+}
+
+/// Who is blocked until when: hardly ever anybody.
+#[derive(Debug, Default)]
+struct Blocks {
+    count: AtomicUsize,
+    ends: Mutex<HashMap<Print, Micros>>,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +55,7 @@ struct Entry {
 /// Stands for a policy and a subject: two hashes with seeds of this process.
 ///
 /// Two of them are the same with a probability of 2⁻¹²⁸, and nobody outside can look for such a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Print([u64; 2]);
 
 /// Where the state of a demand lies.
@@ -60,11 +72,14 @@ impl Table {
         // One more, for the entries that keys share for which there is no room.
         let shards = (0..=SHARDS).map(|_| Mutex::default()).collect();
         let hashers = [RandomState::default(), RandomState::default()];
-        Self { hashers, shards, most: most_keys.div_ceil(SHARDS), when_full }
+        Self { hashers, shards, most: most_keys.div_ceil(SHARDS), when_full, blocks: Blocks::default() }
     }
 
     /// Decides on all demands under the locks of all their shards.
     pub(super) fn decide(&self, demands: &[Demand<'_>], now: Micros) -> Decision {
+        if self.blocks.count.load(Ordering::Acquire) > 0 {
+            return self.decide_together(demands, now);
+        }
         if let [demand] = demands {
             let slot = self.slot(demand.policy(), demand.subject());
             let mut shard = self.lock(slot.shard);
@@ -95,10 +110,11 @@ impl Table {
 
         let mut outcomes = Outcomes::new();
         for (demand, slot) in demands.iter().zip(&slots) {
-            outcomes.push(match (slot.overflow, self.when_full) {
+            let outcome = match (slot.overflow, self.when_full) {
                 (true, WhenFull::Refuse) => Outcome::refuse(demand.policy(), 0, Some(WHILE_FULL)),
                 _ => locked.shard(slot.shard).look(slot.print, demand, now),
-            });
+            };
+            outcomes.push(outcome.blocked_for(self.blocked_for(demand, now)));
         }
         if outcomes.iter().all(Outcome::is_allowed) {
             for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(&mut outcomes) {
@@ -137,12 +153,32 @@ impl Table {
         }
     }
 
+    pub(super) fn block(&self, policy: &Policy, subject: &Key, ends: Micros, now: Micros) {
+        let mut blocks = self.blocks.lock();
+        blocks.retain(|_, ends| *ends > now);
+        let print = self.print(policy.tag(), subject.as_bytes());
+        if ends > now {
+            blocks.insert(print, ends)
+        } else {
+            blocks.remove(&print)
+        };
+        self.blocks.count.store(blocks.len(), Ordering::Release);
+    }
+
+    fn blocked_for(&self, demand: &Demand<'_>, now: Micros) -> Micros {
+        if self.blocks.count.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let print = self.print(demand.policy().tag(), demand.subject().as_bytes());
+        self.blocks.lock().get(&print).map_or(0, |ends| ends.saturating_sub(now))
+    }
+
     pub(super) fn len(&self) -> usize {
         (0..self.shards.len()).map(|shard| self.lock(shard).entries.len()).sum()
     }
 
     fn slot(&self, policy: &Policy, subject: &Key) -> Slot {
-        let print = self.print(policy, subject.as_bytes());
+        let print = self.print(state_tag(policy), subject.as_bytes());
         // By bits in the middle: the table tags its entries with the top seven and finds them by the lowest.
         let shard = usize::try_from(print.0[0] >> 32 & (SHARDS as u64 - 1)).expect("a small number");
         Slot { print, shard, overflow: false }
@@ -150,13 +186,13 @@ impl Table {
 
     /// The state that keys of a policy share for which there is no room.
     fn overflow_slot(&self, policy: &Policy) -> Slot {
-        Slot { print: self.print(policy, OVERFLOW), shard: SHARDS, overflow: true }
+        Slot { print: self.print(state_tag(policy), OVERFLOW), shard: SHARDS, overflow: true }
     }
 
-    fn print(&self, policy: &Policy, subject: &[u8]) -> Print {
+    fn print(&self, tag: u64, subject: &[u8]) -> Print {
         Print(self.hashers.each_ref().map(|hasher| {
             let mut hasher = hasher.build_hasher();
-            hasher.write_u64(policy.tag());
+            hasher.write_u64(tag);
             hasher.write(subject);
             hasher.finish()
         }))
@@ -173,6 +209,17 @@ impl Table {
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves whole entries behind: each is changed by plain assignments.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What stands for a policy's state: a changed algorithm starts anew. Blocks go by the name alone.
+fn state_tag(policy: &Policy) -> u64 {
+    policy.tag().rotate_left(8) ^ u64::from(policy.algorithm().letter())
+}
+
+impl Blocks {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Print, Micros>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

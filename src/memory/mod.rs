@@ -3,7 +3,7 @@
 mod clock;
 mod limit;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 pub use self::clock::ManualClock;
 use self::{clock::Clock, limit::Table};
@@ -128,5 +128,12 @@ impl Store for Memory {
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
         self.table.reset(policy, subject);
         Answer::ready(Ok::<_, Error>(()))
+    }
+
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        let now = self.clock.now();
+        let ends = now.saturating_add(u64::try_from(long.as_micros()).unwrap_or(u64::MAX));
+        self.table.block(policy, subject, ends, now);
+        Answer::ready(Ok(()))
     }
 }

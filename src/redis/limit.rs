@@ -1,4 +1,4 @@
-use std::{slice, sync::Arc};
+use std::{borrow::Cow, slice, sync::Arc};
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -54,14 +54,24 @@ pub(super) struct Names {
 
 impl Names {
     /// Writes the name of the state of `subject` under `policy`.
-    pub(super) fn write(&self, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
-        name.extend_from_slice(self.prefix.as_bytes());
-        name.extend_from_slice(STATE_VERSION_AND_BRACE);
-        name.extend_from_slice(itoa::Buffer::new().format(subject.bucket(self.buckets)).as_bytes());
-        name.extend_from_slice(&[b'}', b':', policy.algorithm().letter(), b':']);
+    pub(super) fn state(&self, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
+        self.begin(policy.algorithm().letter(), subject, name);
         name.extend_from_slice(policy.name().as_bytes());
         name.push(b':');
         name.extend_from_slice(subject.as_bytes());
+    }
+
+    /// Writes the name of what blocks `subject`, under whatever policy.
+    pub(super) fn blocks(&self, subject: &Key, name: &mut Vec<u8>) {
+        self.begin(b'b', subject, name);
+        name.extend_from_slice(subject.as_bytes());
+    }
+
+    fn begin(&self, letter: u8, subject: &Key, name: &mut Vec<u8>) {
+        name.extend_from_slice(self.prefix.as_bytes());
+        name.extend_from_slice(STATE_VERSION_AND_BRACE);
+        name.extend_from_slice(itoa::Buffer::new().format(subject.bucket(self.buckets)).as_bytes());
+        name.extend_from_slice(&[b'}', b':', letter, b':']);
     }
 }
 
@@ -72,6 +82,8 @@ pub(super) struct Call {
     /// Where each name ends.
     ends: Vec<usize>,
     frame: Frame,
+    /// Arguments of a script that takes no frame.
+    plain: Vec<Vec<u8>>,
 }
 
 impl Call {
@@ -79,17 +91,31 @@ impl Call {
     pub(super) fn decide<'a>(
         names: &Names,
         now: Option<Micros>,
-        requests: impl ExactSizeIterator<Item = (&'a Asked, usize)>,
+        requests: impl ExactSizeIterator<Item = (&'a Asked, usize)> + Clone,
     ) -> Self {
         let mut call = Self::default();
-        call.frame.push(now.unwrap_or(0)).push(requests.len() as u64);
-        for (asked, times) in requests {
-            call.frame.push(asked.len() as u64).push(times as u64);
+        let states: usize = requests.clone().map(|(asked, _)| asked.len()).sum();
+        call.frame.push(now.unwrap_or(0)).push(requests.len() as u64).push(states as u64);
+        for (asked, times) in requests.clone() {
+            let blocks = subjects(asked).count();
+            call.frame.push(asked.len() as u64).push(times as u64).push(blocks as u64);
             for asking in asked {
-                call.key(names, &asking.policy, &asking.subject);
+                call.key(|name| names.state(&asking.policy, &asking.subject, name));
                 call.frame.demand(&asking.policy, asking.cost);
             }
         }
+        for subject in requests.flat_map(|(asked, _)| subjects(asked)) {
+            call.key(|name| names.blocks(subject, name));
+        }
+        call
+    }
+
+    /// Calls `block.lua`.
+    pub(super) fn block(names: &Names, now: Option<Micros>, policy: &Policy, subject: &Key, long: Micros) -> Self {
+        let mut call = Self::default();
+        call.key(|name| names.blocks(subject, name));
+        let number = |number: u64| number.to_string().into_bytes();
+        call.plain = vec![number(now.unwrap_or(0)), policy.name().as_bytes().to_vec(), number(long)];
         call
     }
 
@@ -98,7 +124,7 @@ impl Call {
         let mut call = Self::default();
         call.frame.push(now.unwrap_or(0));
         for adjustment in adjustments {
-            call.key(names, adjustment.policy(), adjustment.subject());
+            call.key(|name| names.state(adjustment.policy(), adjustment.subject(), name));
             call.frame.adjustment(adjustment);
         }
         call
@@ -111,14 +137,20 @@ impl Call {
         })
     }
 
-    pub(super) fn frame(&self) -> Vec<u8> {
-        self.frame.with_length()
+    pub(super) fn arguments(&self) -> Cow<'_, [Vec<u8>]> {
+        if self.plain.is_empty() { vec![self.frame.with_length()].into() } else { self.plain.as_slice().into() }
     }
 
-    fn key(&mut self, names: &Names, policy: &Policy, subject: &Key) {
-        names.write(policy, subject, &mut self.names);
+    fn key(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.names);
         self.ends.push(self.names.len());
     }
+}
+
+/// Returns whose blocks a request has to look at: one subject if all its demands share it, else one a demand.
+fn subjects(asked: &Asked) -> impl Iterator<Item = &Key> {
+    let one = asked.iter().all(|asking| asking.subject == asked[0].subject);
+    asked.iter().take(if one { 1 } else { asked.len() }).map(|asking| &asking.subject)
 }
 
 /// The reply of `decide.lua`, read request by request.
@@ -141,8 +173,15 @@ impl<'a> Reply<'a> {
             self.values.next();
             return Err(Error::store(format!("redis answered: {}", String::from_utf8_lossy(text))));
         }
+        let mut blocked = SmallVec::from_elem(0, asked.len());
+        if let Some(Value::Int(BLOCKED)) = self.values.as_slice().first() {
+            self.values.next();
+            for long in &mut blocked {
+                *long = self.number()?;
+            }
+        }
         let found = asked.iter().map(|asking| Found::read(&asking.policy, self)).collect::<Result<_, Error>>()?;
-        Ok(Finding { now: self.now, found })
+        Ok(Finding { now: self.now, found, blocked })
     }
 
     fn number(&mut self) -> Result<u64, Error> {
@@ -165,6 +204,8 @@ fn unreadable() -> Error {
 pub(super) struct Finding {
     now: Micros,
     found: SmallVec<[Found; 1]>,
+    /// For how long each is blocked.
+    blocked: SmallVec<[Micros; 1]>,
 }
 
 impl Finding {
@@ -172,13 +213,14 @@ impl Finding {
     pub(super) fn decide(&mut self, asked: &Asked) -> Decision {
         let now = self.now;
         let each = || self.found.iter().zip(asked);
-        let admitted = each().all(|(found, asking)| found.admits(&asking.policy, now, asking.cost));
+        let admitted = self.blocked.iter().all(|long| *long == 0)
+            && each().all(|(found, asking)| found.admits(&asking.policy, now, asking.cost));
         let mut outcomes = Outcomes::new();
-        for (found, Asking { policy, cost, .. }) in self.found.iter_mut().zip(asked) {
+        for ((found, long), Asking { policy, cost, .. }) in self.found.iter_mut().zip(&self.blocked).zip(asked) {
             outcomes.push(if admitted && *cost > 0 {
                 found.charge(policy, now, *cost)
             } else {
-                Outcome::before(policy, found.standing(policy, now, *cost))
+                Outcome::before(policy, found.standing(policy, now, *cost)).blocked_for(*long)
             });
         }
         Decision::by(outcomes)
@@ -336,6 +378,9 @@ fn renewal_step(capacity: u64, units_per_micro: u64) -> u64 {
 
 /// Part of each key. A change of what keys hold gets a new number, so that versions side by side do not clash.
 const STATE_VERSION_AND_BRACE: &[u8] = b":1:{";
+
+/// Says that a demand of the request is blocked.
+const BLOCKED: i64 = -1;
 
 const FIXED_WINDOW: u64 = 1;
 const SLIDING_WINDOW: u64 = 2;

@@ -9,12 +9,12 @@ mod connect;
 mod limit;
 mod script;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
     connect::{Connections, cut_off},
     limit::{Asked, Asking, Call, Names, Reply},
-    script::{DECIDE, SETTLE},
+    script::{BLOCK, DECIDE, SETTLE},
 };
 use crate::{
     error::Error,
@@ -99,7 +99,7 @@ impl Redis {
 #[cfg(test)]
 pub(crate) fn key_for_tests(prefix: &str, policy: &Policy, subject: &Key) -> Vec<u8> {
     let mut name = Vec::new();
-    Names { prefix: prefix.into(), buckets: DEFAULT_BUCKETS }.write(policy, subject, &mut name);
+    Names { prefix: prefix.into(), buckets: DEFAULT_BUCKETS }.state(policy, subject, &mut name);
     name
 }
 
@@ -128,9 +128,16 @@ impl Store for Redis {
 
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
         let mut key = Vec::new();
-        self.connections.names().write(policy, subject, &mut key);
+        self.connections.names().state(policy, subject, &mut key);
         let connections = Arc::clone(&self.connections);
         Answer::pending(async move { connections.get().await?.send(redis::cmd("DEL").arg(key)).await.map(drop) })
+    }
+
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        let long = u64::try_from(long.as_micros()).unwrap_or(u64::MAX).min(LONGEST_BLOCK_MICROS);
+        let call = Call::block(self.connections.names(), self.now, policy, subject, long);
+        let connections = Arc::clone(&self.connections);
+        Answer::pending(async move { connections.get().await?.call(&BLOCK, &call).await.map(drop) })
     }
 
     fn is_shared(&self) -> bool {
@@ -150,3 +157,6 @@ impl fmt::Debug for Redis {
 const DEFAULT_BUCKETS: u16 = 256;
 
 const DEFAULT_PREFIX: &str = "tollgate";
+
+/// A hundred years, which stays below 2⁵³ when the present time is added: for ever.
+const LONGEST_BLOCK_MICROS: u64 = 100 * 366 * 86_400 * 1_000_000;

@@ -13,6 +13,7 @@ pub(super) struct Script {
 
 pub(super) static DECIDE: Script = Script::new(include_str!("lua/decide.lua"));
 pub(super) static SETTLE: Script = Script::new(include_str!("lua/settle.lua"));
+pub(super) static BLOCK: Script = Script::new(include_str!("lua/block.lua"));
 
 impl Script {
     const fn new(text: &'static str) -> Self {
@@ -40,7 +41,9 @@ fn command(name: &str, script: &str, call: &Call) -> Cmd {
     keys.for_each(|key| {
         command.arg(key);
     });
-    command.arg(call.frame());
+    call.arguments().iter().for_each(|argument| {
+        command.arg(argument);
+    });
     command
 }
 
@@ -59,10 +62,10 @@ mod tests {
 
     #[test]
     fn each_header_tells_what_its_script_takes_and_returns() {
-        for (name, script) in [("decide.lua", &DECIDE), ("settle.lua", &SETTLE)] {
-            let (header, body) = script.text.split_once("\n\n").expect("a header, then the body");
+        for (name, script) in [("decide.lua", &DECIDE), ("settle.lua", &SETTLE), ("block.lua", &BLOCK)] {
+            let lines = script.text.lines().take_while(|line| line.starts_with("--")).map(|line| line.len() + 1);
+            let (header, body) = script.text.split_at(lines.sum());
             assert!(header.starts_with(&format!("-- {name}: ")), "{name}");
-            assert!(header.lines().all(|line| line.starts_with("--")), "{name}");
             assert!(header.contains("-- returns "), "{name}");
             for argument in ["KEYS", "ARGV"] {
                 assert_eq!(indices(argument, header), indices(argument, body), "{name}: {argument}");
@@ -72,7 +75,7 @@ mod tests {
 
     #[test]
     fn no_script_looks_for_keys() {
-        for script in [&DECIDE, &SETTLE] {
+        for script in [&DECIDE, &SETTLE, &BLOCK] {
             for command in ["'KEYS'", "'SCAN'", "'RANDOMKEY'"] {
                 assert!(!script.text.contains(command), "{command}");
             }

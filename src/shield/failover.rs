@@ -65,6 +65,10 @@ impl<S: Store> Store for Failover<S> {
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
         bounded(self.store.reset(policy, subject), self.deadline)
     }
+
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        bounded(self.store.block(policy, subject, long), self.deadline)
+    }
 }
 
 impl Health {

@@ -272,3 +272,41 @@ async fn a_request_that_fails_does_not_spoil_the_others_and_leaves_nothing_half_
     }
     assert_all_keys_expire(&mut admin);
 }
+
+#[tokio::test]
+async fn a_block_outlives_a_reset_and_is_read_in_the_same_call() {
+    let server = Server::start();
+    let (limiter, mut admin) = (limiter(&server), server.admin());
+    let all = policies(Quota::per_hour(5));
+    for policy in &all {
+        limiter.block(policy, "user:42", Duration::from_secs(600)).await.expect("blocked");
+        limiter.reset(policy, "user:42").await.expect("reset");
+        let before = calls(&mut admin, "evalsha");
+        let decision = limiter.check(policy, "user:42").await;
+        assert_eq!(calls(&mut admin, "evalsha"), before + 1);
+        assert!(!decision.is_allowed() && decision.outcomes()[0].is_blocked(), "{decision:?}");
+        let wait = decision.retry_after().expect("a wait");
+        assert!(wait > Duration::from_secs(590) && wait <= Duration::from_secs(600), "{wait:?}");
+        assert!(
+            !limiter.peek(policy, "user:42").await.is_allowed(),
+            "whoever is blocked does not even pass for nothing"
+        );
+        assert!(limiter.check(policy, "user:43").await.is_allowed());
+    }
+    assert_all_keys_expire(&mut admin);
+    // One of two demands is blocked: nothing is charged for the other, also not for another subject.
+    let free = Policy::sliding_window("free", Quota::per_hour(5));
+    for subject in ["user:42", "user:43"] {
+        let (decision, _) = limiter.decide(&[Demand::new(&free, subject), Demand::new(&all[0], "user:42")]).await;
+        let blocked: Vec<bool> = decision.outcomes().iter().map(|outcome| outcome.is_blocked()).collect();
+        assert_eq!((decision.is_allowed(), blocked), (false, vec![false, true]));
+        assert_eq!(limiter.peek(&free, subject).await.remaining(), Some(5));
+    }
+    for policy in &all {
+        limiter.unblock(policy, "user:42").await.expect("unblocked");
+        assert_eq!(limiter.check(policy, "user:42").await.remaining(), Some(4));
+    }
+    limiter.block(&all[0], "user:42", Duration::MAX).await.expect("blocked");
+    assert!(!limiter.check(&all[0], "user:42").await.is_allowed());
+    assert_all_keys_expire(&mut admin);
+}

@@ -1,9 +1,11 @@
 -- decide.lua: decides on requests; each charges all of its demands, or none of them.
 --
--- KEYS[i]  state          one key a demand, in the order of the frame
+-- KEYS[i]  state, blocks  one state a demand, in the order of the frame, and behind them, for each request,
+--                         the blocks of its subject: once if all its demands share it, else one a demand
 -- ARGV[1]  frame          MessagePack array of integers:
---                         now (us, 0: the server's), number of requests, and for each request
---                         its number of demands, how often it is made, and for each demand one of
+--                         now (us, 0: the server's), number of requests, number of states, and for each
+--                         request its number of demands, how often it is made, its number of blocks, and for
+--                         each demand one of
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
@@ -12,7 +14,8 @@
 --                           sliding window  units used, us to the next unit, to none used, to this cost, tie
 --                           token bucket    time until full
 --                         where the sliding window's times, and they alone, are those after the charge;
---                         a text in place of all that for a request that could not be decided
+--                         in front of a request with a demand that is blocked: -1, and for each demand for
+--                         how long (us); a text in place of all that for a request that could not be decided
 --
 -- The caller repeats the sum "used + cost <= limit" to learn what was admitted: the numbers are the verdict.
 -- A request that is made several times has one demand, for a fixed window or a token bucket at a cost above zero,
@@ -47,6 +50,18 @@ local SUM = 4294967296
 local EXACT = 9007199254740992 -- 2^53
 local MOST_TIES = 2097151
 local TRIM, WALK, MOVE = 1000, 64, 128
+
+-- What blocks subjects; hardly ever anything.
+local blocks = redis.call('MGET', unpack(KEYS, frame[3] + 1))
+
+-- Returns for how long a demand is blocked.
+local function blocked_for(key, found)
+  local policy = string.match(key, '}:%l:([%w._-]+):')
+  for name, ends in string.gmatch(found, '([%w._-]+) (%d+)') do
+    if name == policy then return math.max(0, tonumber(ends) - now) end
+  end
+  return 0
+end
 
 -- Returns the units that a charge in a sorted set is worth.
 local function units_of(member)
@@ -92,7 +107,7 @@ local sum, ties, last, oldest, worth, gone = {}, {}, {}, {}, {}, {}
 local renew = {}
 
 local reply = { now }
-local key_at, at = 0, 3
+local key_at, block_at, at = 0, 0, 4
 -- Of the request under way: its demands, how often it is made, where they begin, and which of them are charged.
 local demands, times, first_at, charged
 
@@ -112,13 +127,22 @@ end
 -- Decides on the request at `at`.
 local function request()
   demands, times = frame[at], frame[at + 1]
-  first_at, charged = at + 2, {}
-  local first_key, admitted = key_at, true
+  local own_blocks = frame[at + 2]
+  first_at, charged = at + 3, {}
+  local first_key, admitted, blocked = key_at, true, nil
 
   at = first_at
   for d = 1, demands do
     local k = key_at + d
     local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+    local found = blocks[block_at + math.min(d, own_blocks)]
+    if found then
+      local long = blocked_for(key, found)
+      if long > 0 then
+        blocked = blocked or {}
+        blocked[d], admitted, cost = long, false, 0
+      end
+    end
 
     if kind == 1 then
       local limit, window, aligned = frame[at + 2], frame[at + 3], frame[at + 4] == 1
@@ -303,6 +327,10 @@ local function request()
   end
 
   -- All are known: finish what was admitted, or take back what was charged, and tell.
+  if blocked then
+    reply[#reply + 1] = -1
+    for d = 1, demands do reply[#reply + 1] = blocked[d] or 0 end
+  end
   at = first_at
   for d = 1, demands do
     local k = first_key + d
@@ -346,7 +374,7 @@ local function request()
       reply[#reply + 1] = was[k]
     end
   end
-  key_at = key_at + demands
+  key_at, block_at = key_at + demands, block_at + own_blocks
 end
 
 -- Goes on behind a request that failed: takes back what it had charged, and tells why.
@@ -358,7 +386,7 @@ local function skip(why, told)
     if charged[d] then pcall(undo, k, KEYS[k], kind, frame[at + 1] * times, frame[at + 3]) end
     at = at + (kind == 2 and 4 or 5)
   end
-  key_at = key_at + demands
+  key_at, block_at = key_at + demands, block_at + frame[first_at - 1]
   reply[#reply + 1] = why
 end
 
