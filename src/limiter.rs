@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     key::{Key, Secrets},
     limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Policy, Settler, Store},
-    shield::Failover,
+    shield::{DenyCache, Failover},
 };
 
 /// Decides on requests by policies, and keeps the state of that in a store.
@@ -68,9 +68,20 @@ pub struct Limiter {
 /// What all clones share.
 #[derive(Debug)]
 struct Gate {
+    /// The store as it was given.
+    bare: Arc<dyn Store>,
+    /// The store inside its shields.
     store: Box<dyn Store>,
+    options: Options,
     names: Mutex<Vec<Name>>,
     settling: Arc<Settling>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    deadline: Duration,
+    /// For how long refusals are remembered, if at all.
+    deny_max_age: Option<Duration>,
 }
 
 /// Counts corrections on their way.
@@ -81,23 +92,47 @@ struct Settling {
 }
 
 impl Limiter {
-    /// Makes a limiter on a store, with a deadline of [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    /// Makes a limiter on a store.
     pub fn new(store: impl Store) -> Self {
-        Self::with_deadline(store, Self::DEFAULT_DEADLINE)
+        let secrets = Secrets::unkeyed_for(store.is_shared());
+        let options = Options { deadline: Self::DEFAULT_DEADLINE, deny_max_age: Some(Self::DEFAULT_DENY_MAX_AGE) };
+        Self { gate: Arc::new(Gate::new(Arc::new(store), options)), secrets: Arc::new(secrets) }
     }
 
-    /// Makes a limiter that waits for its store no longer than `deadline` in each call.
+    /// Sets how long to wait for the store in each call; the default is
+    /// [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     ///
-    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides.
-    pub fn with_deadline(store: impl Store, deadline: Duration) -> Self {
-        let secrets = Secrets::unkeyed_for(store.is_shared());
-        let store = Box::new(Failover::new(store, deadline));
-        let gate = Gate { store, names: Mutex::default(), settling: Arc::default() };
-        Self { gate: Arc::new(gate), secrets: Arc::new(secrets) }
+    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides. Set it before
+    /// the limiter is cloned or used.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        let options = Options { deadline, ..self.gate.options };
+        self.rebuilt(options)
+    }
+
+    /// Sets for how long a refusal by a shared store is remembered here, so that refused clients cost the store
+    /// nothing; zero turns that off. The default is [`DEFAULT_DENY_MAX_AGE`](Self::DEFAULT_DENY_MAX_AGE).
+    ///
+    /// A refusal is remembered no longer than it holds, and what this process settles, resets or lets in again is
+    /// forgotten at once. So the age bounds only how late it is seen that *another* process has given units back,
+    /// reset a key or lifted a block. Set it before the limiter is cloned or used.
+    #[must_use]
+    pub fn deny_max_age(self, max_age: Duration) -> Self {
+        let options = Options { deny_max_age: (!max_age.is_zero()).then_some(max_age), ..self.gate.options };
+        self.rebuilt(options)
     }
 
     /// The deadline of a call: long against a round trip in one data centre, short against a caller's patience.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+
+    /// How late it may be seen that another process has given something back: a second is the grain of
+    /// `Retry-After`.
+    pub const DEFAULT_DENY_MAX_AGE: Duration = Duration::from_secs(1);
+
+    fn rebuilt(self, options: Options) -> Self {
+        let gate = Gate::new(Arc::clone(&self.gate.bare), options);
+        Self { gate: Arc::new(gate), secrets: self.secrets }
+    }
 
     /// Sets the key with which secret parts of keys are hashed, such as API keys.
     ///
@@ -310,6 +345,16 @@ impl Future for Ask {
 }
 
 impl Gate {
+    fn new(bare: Arc<dyn Store>, options: Options) -> Self {
+        let failover = Failover::new(Arc::clone(&bare), options.deadline);
+        let store: Box<dyn Store> = match options.deny_max_age {
+            // A store in this process answers as fast as a cache in front of it.
+            Some(max_age) if bare.is_shared() => Box::new(DenyCache::new(failover, max_age)),
+            _ => Box::new(failover),
+        };
+        Self { bare, store, options, names: Mutex::default(), settling: Arc::default() }
+    }
+
     fn names(&self) -> MutexGuard<'_, Vec<Name>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }

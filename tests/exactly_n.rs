@@ -23,7 +23,7 @@ fn policies() -> [Policy; 4] {
 
 fn limiter(store: impl Store) -> Limiter {
     // What is tested is the count, on however slow a machine.
-    Limiter::with_deadline(store, Duration::from_secs(30))
+    Limiter::new(store).deadline(Duration::from_secs(30))
 }
 
 /// Asks a thousand times at once and returns how many passed.

@@ -2,7 +2,11 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Algorithm, Micros, Policy, Quota, Standing, policy::Name, store::Receipt};
+use super::{
+    Algorithm, Micros, Policy, Quota, Standing,
+    policy::{Name, TICKS_PER_MICRO},
+    store::Receipt,
+};
 
 /// What was decided, and where each policy stands.
 ///
@@ -151,8 +155,9 @@ pub struct Outcome {
     full: Micros,
     wait: Micros,
     algorithm: Algorithm,
+    /// For how long the subject is blocked.
+    blocked: Micros,
     allowed: bool,
-    blocked: bool,
 }
 
 impl Outcome {
@@ -177,7 +182,7 @@ impl Outcome {
             wait,
             algorithm: policy.algorithm(),
             allowed,
-            blocked: false,
+            blocked: 0,
         }
     }
 
@@ -187,7 +192,43 @@ impl Outcome {
             return self;
         }
         let [next, full, wait] = [self.next, self.full, self.wait].map(|time| time.max(long));
-        Self { remaining: 0, next, full, wait, allowed: false, blocked: true, ..self }
+        Self { remaining: 0, next, full, wait, allowed: false, blocked: long, ..self }
+    }
+
+    /// Returns what has become of this after some time in which nobody was granted anything: an outcome for `asked`
+    /// units, told to somebody who asks for `cost`. `None` if that cannot be told.
+    pub(crate) fn after(&self, age: Micros, policy: &Policy, asked: u32, cost: u32) -> Option<Self> {
+        if policy.quota() != self.quota || policy.algorithm() != self.algorithm || cost < asked {
+            return None;
+        }
+        let mut later = Self {
+            next: self.next.saturating_sub(age),
+            full: self.full.saturating_sub(age),
+            wait: if self.wait == Standing::NEVER { self.wait } else { self.wait.saturating_sub(age) },
+            ..self.clone()
+        };
+        if self.blocked > 0 {
+            later.blocked = self.blocked.saturating_sub(age);
+            return (later.blocked > 0 && cost == asked).then_some(later);
+        }
+        let unchanged = age < self.next || self.next == 0;
+        match self.algorithm {
+            // Whatever is asked, it was over for somebody who asks for no less, until then.
+            _ if !self.allowed && age >= self.wait => return None,
+            _ if unchanged && cost == asked => {}
+            Algorithm::TokenBucket if !self.allowed && u64::from(cost) <= policy.capacity() => {
+                let interval = policy.interval().div_ceil(TICKS_PER_MICRO);
+                if !unchanged {
+                    let more = 1 + (age - self.next) * TICKS_PER_MICRO / policy.interval();
+                    later.remaining = later.remaining.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
+                    later.next = interval - (age - self.next) % interval;
+                }
+                later.wait += u64::from(cost - asked) * interval;
+            }
+            Algorithm::FixedWindow if !self.allowed && u64::from(cost) <= policy.capacity() => {}
+            _ => return None,
+        }
+        Some(later)
     }
 
     /// Lets the request pass; for a [`Store`](super::Store) of your own.
@@ -234,7 +275,7 @@ impl Outcome {
 
     /// Returns true if an operator has blocked the subject under this policy.
     pub fn is_blocked(&self) -> bool {
-        self.blocked
+        self.blocked > 0
     }
 
     /// Returns true if no waiting helps: the cost is above the policy's capacity.

@@ -1,5 +1,6 @@
 //! Stores around a store: each wraps a [`Store`](crate::limit::Store) and is one.
 
+mod deny_cache;
 mod failover;
 
-pub(crate) use self::failover::Failover;
+pub(crate) use self::{deny_cache::DenyCache, failover::Failover};

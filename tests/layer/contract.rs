@@ -136,7 +136,7 @@ async fn a_request_that_is_dropped_while_it_waits_calls_nobody_and_gives_back_it
         ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())))
     });
     let asked = Arc::new(AtomicUsize::new(0));
-    let limiter = Limiter::with_deadline(Silent(Arc::clone(&asked)), Duration::from_secs(3_600));
+    let limiter = Limiter::new(Silent(Arc::clone(&asked))).deadline(Duration::from_secs(3_600));
     let limit = RateLimitLayer::new(limiter).rule(Rule::new("r", Quota::per_hour(1)).by(global()));
     let service = ServiceBuilder::new().layer(limit).layer(ConcurrencyLimitLayer::new(1)).service(inner);
     for _ in 0..3 {

@@ -55,7 +55,7 @@ async fn a_wrong_password_is_told_as_one() {
         assert!(!error.contains("right") && !error.contains("wrong@"), "{error}");
     }
     let redis = Redis::open(&format!("redis://:right@127.0.0.1:{}", server.port())).expect("an address");
-    assert!(!Limiter::with_deadline(redis, Duration::from_secs(10)).check(&CLOSED, "user:42").await.is_degraded());
+    assert!(!Limiter::new(redis).deadline(Duration::from_secs(10)).check(&CLOSED, "user:42").await.is_degraded());
 }
 
 #[tokio::test]

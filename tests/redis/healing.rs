@@ -118,7 +118,7 @@ async fn a_stepped_clock_refuses_for_one_window_at_most_and_grants_one_quota_at_
         println!("skipped: needs libfaketime, and a server that starts under it (set TOLLGATE_CLOCK_SERVER)");
         return;
     };
-    let limiter = Limiter::with_deadline(Redis::open(&server.url()).expect("an address"), Duration::from_secs(10));
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("an address")).deadline(Duration::from_secs(10));
     let mut admin = server.admin();
     let quota: Quota = "3/600ms".parse().expect("a quota");
     for policy in policies(quota) {
@@ -179,7 +179,7 @@ async fn a_command_that_is_forbidden_leaves_no_charge_and_no_immortal_key() {
             .query(&mut admin)
             .expect("ACL SETUSER");
         let url = format!("redis://limited:x@127.0.0.1:{}", server.port());
-        let limited = Limiter::with_deadline(Redis::open(&url).expect("an address"), Duration::from_secs(10));
+        let limited = Limiter::new(Redis::open(&url).expect("an address")).deadline(Duration::from_secs(10));
         let policies = policies(Quota::per_hour(5));
         let demands = policies.each_ref().map(|policy| tollgate::Demand::new(policy, "user:42").cost(2));
         for asked in [&demands[..], &demands[..1], &demands[2..3], &demands[3..]] {

@@ -12,9 +12,11 @@ use std::time::Duration;
 use support::server::Server;
 use tollgate::{Limiter, OnError, Policy, Quota, Redis};
 
-/// A limiter that waits long enough for a busy machine, and refuses what it cannot find out.
+/// A limiter that waits long enough for a busy machine, and asks the server each time.
 fn limiter(server: &Server) -> Limiter {
-    Limiter::with_deadline(Redis::open(&server.url()).expect("an address"), Duration::from_secs(10))
+    Limiter::new(Redis::open(&server.url()).expect("an address"))
+        .deadline(Duration::from_secs(10))
+        .deny_max_age(Duration::ZERO)
 }
 
 /// One policy of each algorithm.

@@ -164,7 +164,7 @@ async fn keys_are_named_as_documented_and_cannot_be_forged() {
     let server = Server::start();
     let mut admin = server.admin();
     let redis = Redis::open(&server.url()).expect("an address").prefix("shop").expect("a prefix");
-    let limiter = Limiter::with_deadline(redis, Duration::from_secs(10));
+    let limiter = Limiter::new(redis).deadline(Duration::from_secs(10));
     let policy = Policy::token_bucket("api", Quota::per_hour(10));
     for (subject, ends_with) in [
         ("user:42", "}:t:api:user:42"),
@@ -252,7 +252,7 @@ async fn a_request_that_fails_does_not_spoil_the_others_and_leaves_nothing_half_
         .query(&mut admin)
         .expect("ACL SETUSER");
     let url = format!("redis://limited:x@127.0.0.1:{}", server.port());
-    let limiter = Limiter::with_deadline(Redis::open(&url).expect("an address"), Duration::from_secs(10));
+    let limiter = Limiter::new(Redis::open(&url).expect("an address")).deadline(Duration::from_secs(10));
     let [fixed, _, sliding, bucket] = policies(Quota::per_hour(1_000));
     let mut tasks = tokio::task::JoinSet::new();
     for i in 0..300 {

@@ -1,0 +1,212 @@
+use std::{
+    hash::{BuildHasher, Hasher},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use foldhash::quality::RandomState;
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::{
+    key::Key,
+    limit::{Adjustment, Answer, Decision, Demand, Micros, Outcome, Outcomes, Policy, Store},
+};
+
+/// Answers by itself what would be refused anyway, so that refused clients cost the store nothing.
+///
+/// A refusal says for how long it holds: until then, nothing that this process does can make the same request pass
+/// but a settle, a reset or an unblock. Those clear what is remembered here, and so does each charge, which changes
+/// what would be told. What other processes give back is seen after `max_age` at the latest. A request is answered here if one of its demands is known to be refused and
+/// something recent is known of all others.
+#[derive(Debug)]
+pub(crate) struct DenyCache<S> {
+    store: S,
+    memory: Arc<Recent>,
+}
+
+/// What the store has said of demands in refused requests.
+#[derive(Debug)]
+struct Recent {
+    hashers: [RandomState; 2],
+    /// Made by the first refusal.
+    sets: OnceLock<Box<[Mutex<Set>]>>,
+    max_age: Duration,
+}
+
+/// Who asked, at what cost, and how often their place had been cleared then.
+type Asked = SmallVec<[([u64; 2], u32, u64); 2]>;
+
+/// Demands whose hashes fall into one place.
+#[derive(Debug, Default)]
+struct Set {
+    seen: [Option<Seen>; WAYS],
+    /// Which one gives way next.
+    next: usize,
+    /// How often something was cleared: an answer that was asked for before that is not remembered.
+    cleared: u64,
+}
+
+#[derive(Debug)]
+struct Seen {
+    print: [u64; 2],
+    cost: u32,
+    asked_at: Instant,
+    outcome: Outcome,
+}
+
+impl<S: Store> DenyCache<S> {
+    pub(crate) fn new(store: S, max_age: Duration) -> Self {
+        let hashers = [RandomState::default(), RandomState::default()];
+        let memory = Recent { hashers, sets: OnceLock::new(), max_age };
+        Self { store, memory: Arc::new(memory) }
+    }
+}
+
+impl<S: Store> Store for DenyCache<S> {
+    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+        let now = Instant::now();
+        if let Some(decision) = self.memory.decide(demands, now) {
+            return Answer::ready(Ok(decision));
+        }
+        let memory = Arc::clone(&self.memory);
+        let ask = |demand: &Demand<'_>| {
+            let print = memory.print(demand);
+            (print, demand.cost_u32(), memory.cleared(&print))
+        };
+        let asked: Asked = demands.iter().map(ask).collect();
+        let answer = self.store.decide(demands);
+        Answer::pending(async move {
+            let decision = answer.await?;
+            if decision.is_allowed() {
+                memory.forget(asked.iter().filter(|(_, cost, _)| *cost > 0).map(|(print, ..)| print));
+            } else {
+                memory.remember(&asked, &decision, now);
+            }
+            Ok(decision)
+        })
+    }
+
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        let places = adjustments.iter().map(|adjustment| (adjustment.policy(), *adjustment.subject())).collect();
+        self.clearing(places, self.store.settle(adjustments))
+    }
+
+    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+        self.clearing(vec![(policy, *subject)], self.store.reset(policy, subject))
+    }
+
+    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        self.clearing(vec![(policy, *subject)], self.store.block(policy, subject, long))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+}
+
+impl<S: Store> DenyCache<S> {
+    /// Forgets what is known of some demands, now and again when the store has done what changes them.
+    fn clearing(&self, places: Vec<(&Policy, Key)>, answer: Answer<()>) -> Answer<()> {
+        let prints: Vec<_> =
+            places.iter().map(|(policy, key)| self.memory.print(&Demand::of(policy, *key, 0))).collect();
+        self.memory.forget_all(&prints);
+        let memory = Arc::clone(&self.memory);
+        match answer.now() {
+            Ok(answer) => Answer::ready(answer),
+            Err(pending) => Answer::pending(async move {
+                let answer = pending.await;
+                memory.forget_all(&prints);
+                answer
+            }),
+        }
+    }
+}
+
+impl Recent {
+    /// Decides by what is remembered; `None` if that does not suffice.
+    fn decide(&self, demands: &[Demand<'_>], now: Instant) -> Option<Decision> {
+        self.sets.get()?;
+        let mut outcomes = Outcomes::new();
+        for demand in demands {
+            outcomes.push(self.recall(demand, now)?);
+        }
+        let refused = outcomes.iter().any(|outcome| !outcome.is_allowed());
+        refused.then(|| Decision::by(outcomes))
+    }
+
+    fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {
+        let print = self.print(demand);
+        let set = self.set(&print);
+        let seen = set.seen.iter().flatten().find(|seen| seen.print == print)?;
+        let age = now.saturating_duration_since(seen.asked_at);
+        if age >= self.max_age {
+            return None;
+        }
+        let age = Micros::try_from(age.as_micros()).ok()?;
+        seen.outcome.after(age, demand.policy(), seen.cost, demand.cost_u32())
+    }
+
+    fn remember(&self, asked: &Asked, decision: &Decision, asked_at: Instant) {
+        for ((print, cost, cleared), outcome) in asked.iter().zip(decision.outcomes()) {
+            let mut set = self.set(print);
+            if set.cleared != *cleared {
+                continue;
+            }
+            // In the place of what is known of it already, or of nothing, or of the next in turn.
+            let same = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.print == *print);
+            let known = set.seen.iter().position(same).or_else(|| set.seen.iter().position(Option::is_none));
+            let place = known.unwrap_or_else(|| {
+                set.next = (set.next + 1) % WAYS;
+                set.next
+            });
+            set.seen[place] = Some(Seen { print: *print, cost: *cost, asked_at, outcome: outcome.clone() });
+        }
+    }
+
+    /// Forgets, and has answers on their way not remembered, also if nothing has been so far.
+    fn forget_all(&self, prints: &[[u64; 2]]) {
+        self.sets.get_or_init(Self::empty);
+        self.forget(prints);
+    }
+
+    fn forget<'a>(&self, prints: impl IntoIterator<Item = &'a [u64; 2]>) {
+        if self.sets.get().is_none() {
+            return;
+        }
+        for print in prints {
+            let mut set = self.set(print);
+            set.cleared += 1;
+            let same = |seen: &&mut Option<Seen>| seen.as_ref().is_some_and(|seen| seen.print == *print);
+            set.seen.iter_mut().filter(same).for_each(|seen| *seen = None);
+        }
+    }
+
+    /// Returns how often the place of a demand has been cleared.
+    fn cleared(&self, print: &[u64; 2]) -> u64 {
+        if self.sets.get().is_some() { self.set(print).cleared } else { 0 }
+    }
+
+    fn set(&self, print: &[u64; 2]) -> MutexGuard<'_, Set> {
+        let sets = self.sets.get_or_init(Self::empty);
+        let index = usize::try_from(print[0] % SETS).expect("a small remainder");
+        sets[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn empty() -> Box<[Mutex<Set>]> {
+        (0..SETS).map(|_| Mutex::default()).collect()
+    }
+
+    fn print(&self, demand: &Demand<'_>) -> [u64; 2] {
+        self.hashers.each_ref().map(|hasher| {
+            let mut hasher = hasher.build_hasher();
+            hasher.write_u64(demand.policy().tag());
+            hasher.write(demand.subject().as_bytes());
+            hasher.finish()
+        })
+    }
+}
+
+/// Sixteen thousand demands, some two megabytes: the refused clients of a second or so.
+const SETS: u64 = 4_096;
+const WAYS: usize = 4;
