@@ -130,6 +130,8 @@ impl Trio {
                 self.now += by;
             }
             Op::StepBack(by) => {
+                // Never to an instant that has been: receipts tell charges apart by it.
+                let by = &by.saturating_sub(1);
                 self.end_keys(true, rt, admin);
                 self.end_blocks(rt);
                 self.clock.step_back(Duration::from_micros(*by));
@@ -190,7 +192,10 @@ impl Trio {
         let now = self.now;
         let mut outcomes = Outcomes::new();
         for ((index, subject, _), demand) in asked.iter().zip(demands) {
-            let (policy, cost) = (demand.policy(), demand.cost_u32());
+            let until = self.blocked_until.get(&(*index, *subject)).copied().unwrap_or(0);
+            let blocked = until.saturating_sub(now);
+            // Who is blocked only looks.
+            let (policy, cost) = (demand.policy(), if blocked > 0 { 0 } else { demand.cost_u32() });
             let standing = match self.pure.get_mut(&(*index, *subject)).filter(|state| state.ends() > now) {
                 Some(state) => {
                     if cost > 0 {
@@ -200,8 +205,7 @@ impl Trio {
                 }
                 None => State::fresh(policy).standing(policy, now, cost),
             };
-            let until = self.blocked_until.get(&(*index, *subject)).copied().unwrap_or(0);
-            outcomes.push(Outcome::before(policy, standing).blocked_for(until.saturating_sub(now)));
+            outcomes.push(Outcome::before(policy, standing).blocked_for(blocked));
         }
         if outcomes.iter().all(Outcome::is_allowed) {
             for (((index, subject, _), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {

@@ -110,11 +110,14 @@ impl Table {
 
         let mut outcomes = Outcomes::new();
         for (demand, slot) in demands.iter().zip(&slots) {
+            let blocked = self.blocked_for(demand, now);
+            // Who is blocked only looks.
+            let cost = if blocked > 0 { 0 } else { demand.cost_u32() };
             let outcome = match (slot.overflow, self.when_full) {
                 (true, WhenFull::Refuse) => Outcome::refuse(demand.policy(), 0, Some(WHILE_FULL)),
-                _ => locked.shard(slot.shard).look(slot.print, demand, now),
+                _ => locked.shard(slot.shard).look(slot.print, demand.policy(), cost, now),
             };
-            outcomes.push(outcome.blocked_for(self.blocked_for(demand, now)));
+            outcomes.push(outcome.blocked_for(blocked));
         }
         if outcomes.iter().all(Outcome::is_allowed) {
             for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(&mut outcomes) {
@@ -235,13 +238,12 @@ impl Locked<'_> {
 impl Shard {
     /// Decides on one demand by itself.
     fn decide(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
-        let outcome = self.look(print, demand, now);
+        let outcome = self.look(print, demand.policy(), demand.cost_u32(), now);
         if outcome.is_allowed() && demand.cost_u32() > 0 { self.charge(print, demand, now) } else { outcome }
     }
 
     /// Returns what the policy says before anything is charged.
-    fn look(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
-        let (policy, cost) = (demand.policy(), demand.cost_u32());
+    fn look(&mut self, print: Print, policy: &Policy, cost: u32, now: Micros) -> Outcome {
         let standing = match self.find(print, now) {
             Some(entry) => {
                 if cost > 0 {

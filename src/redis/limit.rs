@@ -220,7 +220,9 @@ impl Finding {
             outcomes.push(if admitted && *cost > 0 {
                 found.charge(policy, now, *cost)
             } else {
-                Outcome::before(policy, found.standing(policy, now, *cost)).blocked_for(*long)
+                // Who is blocked only looks.
+                let cost = if *long > 0 { 0 } else { *cost };
+                Outcome::before(policy, found.standing(policy, now, cost)).blocked_for(*long)
             });
         }
         Decision::by(outcomes)

@@ -139,6 +139,7 @@ local function request()
     if found then
       local long = blocked_for(key, found)
       if long > 0 then
+        -- Who is blocked only looks.
         blocked = blocked or {}
         blocked[d], admitted, cost = long, false, 0
       end
@@ -335,6 +336,7 @@ local function request()
   for d = 1, demands do
     local k = first_key + d
     local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+    if blocked and blocked[d] then cost = 0 end
     if charged[d] and not admitted then undo(k, key, kind, cost, frame[at + 3]) end
 
     if kind == 1 then
