@@ -6,7 +6,7 @@ use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration}
 ///
 /// A refusal is never an error: it is a [`Decision`](crate::limit::Decision). The type is opaque so that
 /// causes can be added without breaking anybody; ask its predicates, or print it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Error {
     kind: Kind,
     source: Option<Arc<dyn StdError + Send + Sync>>,
@@ -93,6 +93,16 @@ impl fmt::Display for Error {
             Kind::Invalid(what) | Kind::Store(what) | Kind::Never(what) => f.write_str(what),
             Kind::Deadline(after) => write!(f, "no answer from the store within {after:?}"),
             Kind::NotInTime(wait) => write!(f, "would have to wait {wait:?}, longer than asked for"),
+        }
+    }
+}
+
+/// As it is printed when `main` returns it: what went wrong, and what was at the bottom of it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Some(source) => write!(f, "{self}: {source}"),
+            None => write!(f, "{self}"),
         }
     }
 }

@@ -106,9 +106,7 @@ impl<'a> KeyWriter<'a> {
     /// Adds a part that may be read by operators and in the store.
     pub fn text(&mut self, part: impl AsRef<[u8]>) {
         self.separate();
-        for byte in part.as_ref() {
-            self.escape(*byte);
-        }
+        self.write(part.as_ref());
     }
 
     /// Adds what `part` displays as, without a detour through a `String`.
@@ -158,14 +156,26 @@ impl<'a> KeyWriter<'a> {
         }
     }
 
+    /// Writes text: as a whole if it needs no escapes and there is room for it, as nearly always.
+    fn write(&mut self, part: &[u8]) {
+        let end = self.len + part.len();
+        match (&self.long, self.bytes.get_mut(self.len..end)) {
+            (None, Some(free)) if part.iter().all(|byte| PLAIN[usize::from(*byte)]) => {
+                free.copy_from_slice(part);
+                self.len = end;
+            }
+            _ => part.iter().for_each(|byte| self.escape(*byte)),
+        }
+    }
+
     fn escape(&mut self, byte: u8) {
         match byte {
-            ESCAPE | SEPARATOR | MARK | b'{' | b'}' | ..=b' ' | 0x7f.. => {
+            byte if PLAIN[usize::from(byte)] => self.push(byte),
+            byte => {
                 self.push(ESCAPE);
                 self.push(UPPER_HEX[usize::from(byte >> 4)]);
                 self.push(UPPER_HEX[usize::from(byte & 15)]);
             }
-            byte => self.push(byte),
         }
     }
 
@@ -185,7 +195,7 @@ struct Escape<'w, 'a>(&'w mut KeyWriter<'a>);
 
 impl fmt::Write for Escape<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.bytes().for_each(|byte| self.0.escape(byte));
+        self.0.write(text.as_bytes());
         Ok(())
     }
 }
@@ -230,6 +240,17 @@ impl fmt::Debug for Secrets {
         f.write_str(if self.keyed.is_some() { "Secrets(keyed)" } else { "Secrets(unkeyed)" })
     }
 }
+
+/// Which bytes are written as they are.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = b'!';
+    while byte < 0x7f {
+        plain[byte as usize] = !matches!(byte, ESCAPE | SEPARATOR | MARK | b'{' | b'}');
+        byte += 1;
+    }
+    plain
+};
 
 const SEPARATOR: u8 = b'|';
 const ESCAPE: u8 = b'%';

@@ -102,8 +102,8 @@ impl Limiter {
     /// Sets how long to wait for the store in each call; the default is
     /// [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     ///
-    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides. Set it before
-    /// the limiter is cloned or used.
+    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides. `Redis` itself
+    /// gives up after one second without an answer. Set the deadline before the limiter is cloned or used.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let options = Options { deadline, ..self.gate.options };
@@ -157,7 +157,7 @@ impl Limiter {
 
     /// Asks how one subject stands, and charges nothing.
     ///
-    /// Such a decision is always allowed; [`Decision::remaining`] tells what is left.
+    /// Such a decision is allowed unless the subject is blocked; [`Decision::remaining`] tells what is left.
     ///
     /// # Cancel safety
     ///
@@ -328,6 +328,13 @@ pub(crate) struct Ask {
     answer: Answer,
     /// Where the outcome of each demand is to be found, if demands were merged.
     places: Option<Vec<usize>>,
+}
+
+impl Ask {
+    /// Takes the decision if it is there already, as it is from a store in memory.
+    pub(crate) fn now(&mut self) -> Option<Decision> {
+        if self.places.is_none() { self.answer.take_good() } else { None }
+    }
 }
 
 impl Future for Ask {

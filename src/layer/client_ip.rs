@@ -1,6 +1,7 @@
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::request::Parts;
+use smallvec::SmallVec;
 
 use super::key::{KeyExtractor, NoKey};
 use crate::key::KeyWriter;
@@ -47,7 +48,7 @@ impl ClientIp {
 impl KeyExtractor for ClientIp {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
         match peer(request).ok_or(NoKey::PeerUnknown)?.to_canonical() {
-            IpAddr::V4(address) => key.display(address),
+            IpAddr::V4(address) => key.text(dotted(address).as_slice()),
             IpAddr::V6(address) => {
                 let kept = u128::MAX << (128 - u32::from(self.ipv6_prefix));
                 let network = Ipv6Addr::from_bits(address.to_bits() & kept);
@@ -56,6 +57,18 @@ impl KeyExtractor for ClientIp {
         }
         Ok(())
     }
+}
+
+/// Writes an IPv4 address as text, for a fraction of what formatting costs.
+fn dotted(address: Ipv4Addr) -> SmallVec<[u8; 16]> {
+    let mut text = SmallVec::new();
+    for (i, octet) in address.octets().into_iter().enumerate() {
+        if i > 0 {
+            text.push(b'.');
+        }
+        text.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
+    }
+    text
 }
 
 fn peer(request: &Parts) -> Option<IpAddr> {

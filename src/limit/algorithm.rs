@@ -87,6 +87,16 @@ impl State {
         }
     }
 
+    /// Returns true if the cost, which is not zero, would pass now: what [`standing`](Self::standing) tells too, for
+    /// less.
+    pub(crate) fn fits(&self, policy: &Policy, now: Micros, cost: u32) -> bool {
+        match self {
+            Self::FixedWindow(state) => state.fits(policy, now, cost),
+            Self::SlidingWindow(state) => state.fits(policy, now, cost),
+            Self::TokenBucket(state) => state.fits(policy, now, cost),
+        }
+    }
+
     pub(crate) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
         match self {
             Self::FixedWindow(state) => state.standing(policy, now, cost),

@@ -119,7 +119,7 @@ impl Decision {
 
     /// Returns how long to wait until the same request would pass, if nobody else asks meanwhile.
     ///
-    /// `None` if it passed (as one that only asks always does), if waiting cannot help ([`is_never`](Self::is_never)), or if nothing is known.
+    /// `None` if it passed (as one that only asks does, unless it is blocked), if waiting cannot help ([`is_never`](Self::is_never)), or if nothing is known.
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { None } else { self.binding()?.passes_in() }
     }
@@ -191,8 +191,7 @@ impl Outcome {
         if long == 0 {
             return self;
         }
-        let [next, full, wait] = [self.next, self.full, self.wait].map(|time| time.max(long));
-        Self { remaining: 0, next, full, wait, allowed: false, blocked: long, ..self }
+        Self { remaining: 0, next: long, full: self.full.max(long), wait: long, allowed: false, blocked: long, ..self }
     }
 
     /// Returns what has become of this after some time in which nobody was granted anything: an outcome for `asked`

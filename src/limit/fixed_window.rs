@@ -38,6 +38,12 @@ impl FixedWindow {
         }
     }
 
+    /// Returns true if the cost, which is not zero, would pass now.
+    pub(super) fn fits(&self, policy: &Policy, now: Micros, cost: u32) -> bool {
+        let used = if self.left_ms(policy, now) == 0 { 0 } else { self.used };
+        used.saturating_add(cost) <= policy.quota().limit_u32()
+    }
+
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
         let limit = policy.quota().limit_u32();
         let left = self.left_ms(policy, now) * 1_000;

@@ -65,6 +65,12 @@ impl SlidingWindow {
         over
     }
 
+    /// Returns true if the cost, which is not zero, would pass now; of a log that is tidy.
+    pub(super) fn fits(&self, policy: &Policy, now: Micros, cost: u32) -> bool {
+        let used = if self.last + policy.window_micros() <= now { 0 } else { self.used };
+        used.saturating_add(cost) <= policy.quota().limit_u32()
+    }
+
     /// Tells of a log that is tidy, or, at a cost of zero, what it would be then.
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
         let (window, limit) = (policy.window_micros(), policy.quota().limit_u32());

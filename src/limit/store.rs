@@ -174,6 +174,19 @@ impl<T> Answer<T> {
         Self(Inner::Pending(Box::pin(future)))
     }
 
+    /// Returns true if a good answer is there already.
+    pub(crate) fn is_good(&self) -> bool {
+        matches!(self.0, Inner::Ready(Some(Ok(_))))
+    }
+
+    /// Takes a good answer out, if it is there already.
+    pub(crate) fn take_good(&mut self) -> Option<T> {
+        match &mut self.0 {
+            Inner::Ready(answer @ Some(Ok(_))) => answer.take()?.ok(),
+            _ => None,
+        }
+    }
+
     /// Takes an answer that is there already.
     pub(crate) fn now(self) -> Result<Result<T, Error>, Self> {
         match self.0 {

@@ -32,6 +32,7 @@ impl TokenBucket {
     }
 
     /// Lowers a debt that the present quota could not have made to the largest that it could.
+    #[inline]
     pub(super) fn tidy(&mut self, policy: &Policy, now: Micros) {
         let level = self.level(policy, now);
         if now * TICKS_PER_MICRO + level < self.arrival {
@@ -39,6 +40,14 @@ impl TokenBucket {
         }
     }
 
+    /// Returns true if the cost, which is not zero, would pass now.
+    #[inline]
+    pub(super) fn fits(&self, policy: &Policy, now: Micros, cost: u32) -> bool {
+        cost <= policy.capacity_u32()
+            && self.level(policy, now) + u64::from(cost) * policy.interval() <= capacity(policy)
+    }
+
+    #[inline]
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
         let interval = policy.interval();
         let capacity = capacity(policy);
@@ -56,6 +65,7 @@ impl TokenBucket {
         Standing { remaining, next: micros_up(next), full: micros_up(level), wait }
     }
 
+    #[inline]
     pub(super) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
         self.set_level(now, self.level(policy, now) + u64::from(cost) * policy.interval());
         Receipt::arrival(self.arrival)
@@ -85,6 +95,7 @@ impl TokenBucket {
         }
     }
 
+    #[inline]
     pub(super) fn ends(&self) -> Micros {
         micros_up(self.arrival)
     }
@@ -93,9 +104,12 @@ impl TokenBucket {
     ///
     /// More than that is not to be had, unless the clock stepped back or the quota changed; nobody is locked
     /// out for longer.
+    #[inline]
     fn level(&self, policy: &Policy, now: Micros) -> u64 {
         let level = self.arrival.saturating_sub(now * TICKS_PER_MICRO);
-        level.next_multiple_of(Self::grain(policy)).min(2 * capacity(policy))
+        // A grain of one needs no rounding, and dividing by a constant is cheap.
+        let level = if Self::grain(policy) == 1 { level } else { level.next_multiple_of(TICKS_PER_MICRO) };
+        level.min(2 * capacity(policy))
     }
 
     fn set_level(&mut self, now: Micros, level: u64) {

@@ -1,5 +1,6 @@
 use std::{
     collections::HashMap,
+    fmt,
     hash::{BuildHasher, Hasher},
     mem,
     sync::{
@@ -19,12 +20,10 @@ use crate::{
 };
 
 /// All keys, spread over shards that are locked apart.
-#[derive(Debug)]
 pub(super) struct Table {
     hashers: [RandomState; 2],
     shards: Box<[Mutex<Shard>]>,
-    /// The keys that one shard holds at most.
-    most: usize,
+    max_keys: usize,
     when_full: WhenFull,
     blocks: Blocks,
 }
@@ -68,11 +67,11 @@ struct Slot {
 }
 
 impl Table {
-    pub(super) fn new(most_keys: usize, when_full: WhenFull) -> Self {
+    pub(super) fn new(max_keys: usize, when_full: WhenFull) -> Self {
         // One more, for the entries that keys share for which there is no room.
         let shards = (0..=SHARDS).map(|_| Mutex::default()).collect();
         let hashers = [RandomState::default(), RandomState::default()];
-        Self { hashers, shards, most: most_keys.div_ceil(SHARDS), when_full, blocks: Blocks::default() }
+        Self { hashers, shards, max_keys, when_full, blocks: Blocks::default() }
     }
 
     /// Decides on all demands under the locks of all their shards.
@@ -83,10 +82,10 @@ impl Table {
         if let [demand] = demands {
             let slot = self.slot(demand.policy(), demand.subject());
             let mut shard = self.lock(slot.shard);
-            if shard.has_room_for(slot.print, demand, now, self.most) {
-                let outcome = shard.decide(slot.print, demand, now);
-                shard.sweep(now, 1);
-                return Decision::by(Outcomes::from_iter([outcome]));
+            if let Some(outcome) = shard.decide(slot.print, demand, now, self.most(slot.shard)) {
+                let mut outcomes = Outcomes::new();
+                outcomes.push(outcome);
+                return Decision::by(outcomes);
             }
         }
         self.decide_together(demands, now)
@@ -98,7 +97,7 @@ impl Table {
         let mut locked = self.lock_all(&slots);
         let mut overflow = false;
         for (demand, slot) in demands.iter().zip(&mut slots) {
-            if !locked.shard(slot.shard).has_room_for(slot.print, demand, now, self.most) {
+            if !locked.shard(slot.shard).has_room_for(slot.print, demand, now, self.most(slot.shard)) {
                 *slot = self.overflow_slot(demand.policy());
                 overflow = true;
             }
@@ -144,7 +143,7 @@ impl Table {
         // A bucket that is full by now would not be, had it been charged this much from the start.
         let mut state = State::fresh(policy);
         state.settle(policy, now, receipt, charged, cost);
-        if state.ends() > now && (shard.entries.len() < self.most || shard.occupied(slot.print).is_some()) {
+        if state.ends() > now && (shard.entries.len() < self.most(slot.shard) || shard.occupied(slot.print).is_some()) {
             shard.entry(slot.print, policy).state = state;
         }
     }
@@ -178,6 +177,11 @@ impl Table {
 
     pub(super) fn len(&self) -> usize {
         (0..self.shards.len()).map(|shard| self.lock(shard).entries.len()).sum()
+    }
+
+    /// Returns how many keys a shard holds at most: together as many as are allowed.
+    fn most(&self, shard: usize) -> usize {
+        self.max_keys / SHARDS + usize::from(shard < self.max_keys % SHARDS)
     }
 
     fn slot(&self, policy: &Policy, subject: &Key) -> Slot {
@@ -226,6 +230,13 @@ impl Blocks {
     }
 }
 
+impl fmt::Debug for Table {
+    /// Tells nothing of keys or of how they are hashed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("max_keys", &self.max_keys).finish_non_exhaustive()
+    }
+}
+
 struct Locked<'a>(SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>);
 
 impl Locked<'_> {
@@ -236,10 +247,26 @@ impl Locked<'_> {
 }
 
 impl Shard {
-    /// Decides on one demand by itself.
-    fn decide(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
-        let outcome = self.look(print, demand.policy(), demand.cost_u32(), now);
-        if outcome.is_allowed() && demand.cost_u32() > 0 { self.charge(print, demand, now) } else { outcome }
+    /// Decides on one demand by itself; `None` if there is no room for it.
+    fn decide(&mut self, print: Print, demand: &Demand<'_>, now: Micros, most: usize) -> Option<Outcome> {
+        let (policy, cost) = (demand.policy(), demand.cost_u32());
+        self.sweep(now, 1);
+        let same = |entry: &Entry| entry.print == print;
+        if let Some(entry) = self.entries.find_mut(print.0[0], same) {
+            if entry.state.ends() > now && cost > 0 {
+                entry.state.tidy(policy, now);
+                return Some(if entry.state.fits(policy, now, cost) {
+                    let receipt = entry.state.charge(policy, now, cost);
+                    Outcome::allowed(policy, entry.state.standing(policy, now, cost), receipt)
+                } else {
+                    Outcome::before(policy, entry.state.standing(policy, now, cost))
+                });
+            }
+        } else if !self.has_room_for(print, demand, now, most) {
+            return None;
+        }
+        let outcome = self.look(print, policy, cost, now);
+        Some(if outcome.is_allowed() && cost > 0 { self.charge(print, demand, now) } else { outcome })
     }
 
     /// Returns what the policy says before anything is charged.

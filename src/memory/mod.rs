@@ -84,7 +84,8 @@ impl Memory {
 
     /// Sets how many keys to hold at most; the default is [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS).
     ///
-    /// The bound is kept by parts of the table, so a few may be full before all are. Starts from an empty table.
+    /// The bound is kept by parts of the table, so some keys may find no room a little before that many are kept; one
+    /// more for each policy is shared by those. Starts from an empty table.
     #[must_use]
     pub fn max_keys(self, keys: usize) -> Self {
         Self::of(self.clock, keys, self.when_full)

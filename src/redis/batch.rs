@@ -133,8 +133,19 @@ async fn decide(connection: Connection, names: Names, jobs: Vec<Job>) {
             Ok(reply) => reply.next(&group[0].asked),
             Err(error) => Err(error.clone()),
         };
+        let mut more = group.len();
         for job in group {
+            more -= 1;
             let answer = finding.as_mut().map_err(|error| error.clone()).map(|finding| finding.decide(&job.asked));
+            // Charges that are entries are told one by one, up to the first that was refused.
+            let admitted = answer.as_ref().is_ok_and(Decision::is_allowed);
+            if let (Ok(found), Ok(reply)) = (&finding, &mut reply)
+                && found.is_followed_by_another()
+                && admitted
+                && more > 0
+            {
+                finding = reply.next(&job.asked);
+            }
             // Who is not there any more needs no answer.
             let _ = job.answer.send(answer);
         }

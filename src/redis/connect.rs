@@ -291,12 +291,13 @@ fn wrong(url: &str, what: &str) -> Error {
 
 /// Cuts what may be a secret out of an address, for messages: user and password, and the query.
 fn without_password(url: &str) -> String {
-    let url = url.split_once('?').map_or(url, |(address, _)| address);
     let scheme = url.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
-    match url.rsplit_once('@') {
-        Some((_, host)) => format!("{scheme}...@{host}"),
-        None => url.to_owned(),
-    }
+    let (start, address) = match url.rsplit_once('@') {
+        Some((_, host)) => (format!("{scheme}...@"), host),
+        None => (String::new(), url),
+    };
+    let address = address.split_once('?').map_or(address, |(address, _)| address);
+    format!("{start}{address}")
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -29,20 +29,24 @@ impl From<&Demand<'_>> for Asking {
     }
 }
 
-/// Returns what to find requests by that ask the same; nothing for those that can't be decided by one addition.
-///
-/// Those are requests of several policies, those that only ask, and those whose charges are told apart by entries.
+/// Returns what to find requests by that ask the same; nothing for those of several policies, and for those that
+/// only ask.
 pub(super) fn merge_hash(asked: &Asked) -> Option<u64> {
     match asked.as_slice() {
-        [one] if one.cost > 0 && one.policy.algorithm() != Algorithm::SlidingWindow => Some(one.subject.hash()),
+        [one] if one.cost > 0 => Some(one.subject.hash()),
         _ => None,
     }
 }
 
-/// Returns true if a request, made so many times, could fit at all.
+/// Returns true if a request can be made so many times as one: by one addition, which has to be one that could fit,
+/// or, where each charge is an entry, one after the other until one is refused.
 pub(super) fn fits(asked: &Asked, times: usize) -> bool {
     let units = |asking: &Asking| u64::from(asking.cost).saturating_mul(times as u64);
-    asked.iter().all(|asking| units(asking) <= asking.policy.capacity())
+    asked.iter().all(|asking| is_log(asking) || units(asking) <= asking.policy.capacity())
+}
+
+fn is_log(asking: &Asking) -> bool {
+    asking.policy.algorithm() == Algorithm::SlidingWindow
 }
 
 /// Where keys are.
@@ -209,6 +213,11 @@ pub(super) struct Finding {
 }
 
 impl Finding {
+    /// Returns true if a request that was made several times and admitted has a finding of its own each time.
+    pub(super) fn is_followed_by_another(&self) -> bool {
+        matches!(self.found.as_slice(), [Found::Log { .. }])
+    }
+
     /// Repeats the script's verdict; asked again, it goes on from there.
     pub(super) fn decide(&mut self, asked: &Asked) -> Decision {
         let now = self.now;

@@ -43,11 +43,10 @@ impl<S: Store> Failover<S> {
 
 impl<S: Store> Store for Failover<S> {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
-        let answer = match self.store.decide(demands).now() {
-            Ok(Ok(decision)) => return Answer::ready(Ok(decision)),
-            Ok(Err(error)) => Answer::ready(Err(error)),
-            Err(pending) => pending,
-        };
+        let answer = self.store.decide(demands);
+        if answer.is_good() {
+            return answer;
+        }
         // In one call a denial outweighs a permission.
         let denied = demands.iter().any(|demand| demand.policy().on_error_choice() == OnError::Deny);
         let (deadline, health) = (self.deadline, Arc::clone(&self.health));

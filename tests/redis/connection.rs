@@ -303,6 +303,7 @@ fn a_wrong_address_says_what_to_write() {
         ("redis://localhost/db", "cannot be read"),
         ("redis://user:secret@localhost:port", "cannot be read"),
         ("user:secret@localhost:6379", "scheme is missing"),
+        ("redis://u:secret?secret@h:1", "cannot be read"),
         ("unix:///x.sock?pass=secret&db=abc", "cannot be read"),
         ("redis:/user:secret@localhost", "scheme is missing"),
         ("rediss://user:secret@localhost", "not supported yet"),

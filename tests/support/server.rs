@@ -157,7 +157,9 @@ fn program() -> String {
 fn spawn(program: &str, port: u16, dir: &tempfile::TempDir, args: &[String], vars: &[(&str, &str)]) -> Child {
     Command::new(program)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(["--logfile", "log", "--dir"])
+        .arg("--logfile")
+        .arg(dir.path().join("log"))
+        .arg("--dir")
         .arg(dir.path())
         .args(args)
         .envs(vars.iter().copied())

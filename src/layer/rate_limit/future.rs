@@ -48,14 +48,26 @@ impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>>,
 {
-    pub(super) fn new(
+    pub(super) fn waiting(
         ask: Ask,
         exposed: Option<Vec<Kept>>,
         inner: S,
         request: Request<B>,
-        shared: Arc<Shared>,
+        shared: &Arc<Shared>,
     ) -> Self {
-        Self { state: State::Deciding { ask, exposed, ready: Some((inner, request)) }, shared: Some(shared) }
+        let state = State::Deciding { ask, exposed, ready: Some((inner, request)) };
+        Self { state, shared: Some(Arc::clone(shared)) }
+    }
+
+    pub(super) fn decided(
+        decision: Decision,
+        exposed: Option<Vec<Kept>>,
+        inner: S,
+        request: Request<B>,
+        shared: &Arc<Shared>,
+    ) -> Self {
+        let state = next(shared, decision, exposed.as_deref(), inner, request);
+        Self { state, shared: Some(Arc::clone(shared)) }
     }
 
     pub(super) fn unlimited(future: S::Future) -> Self {
@@ -84,25 +96,17 @@ where
                 StateProj::Deciding { ask, exposed, ready } => {
                     let decision = ready!(Pin::new(ask).poll(cx));
                     let shared = this.shared.as_ref().expect("who asked has rules");
-                    let (mut inner, mut request) = ready.take().expect("a decision comes once");
-                    if decision.is_allowed() {
-                        if let Some(kept) = exposed {
-                            expose(shared, kept, &decision, &mut request);
-                        }
-                        State::Calling { future: inner.call(request), decision: Some(decision) }
-                    } else {
-                        let (parts, _) = request.into_parts();
-                        State::Refused { response: Some(shared.refuse(&decision, &parts)) }
-                    }
+                    let (inner, request) = ready.take().expect("a decision comes once");
+                    next(shared, decision, exposed.as_deref(), inner, request)
                 }
                 StateProj::Calling { future, decision } => {
                     let mut response = ready!(future.poll(cx))?;
-                    if let (Some(shared), Some(decision)) = (&this.shared, decision.take()) {
-                        shared.write_fields(&decision, &mut response);
+                    if let (Some(shared), Some(decision)) = (&this.shared, decision) {
+                        shared.write_fields(decision, &mut response);
                         if shared.expose {
                             let extensions = response.extensions_mut();
                             let joined = extensions.get::<Decision>().map(|inner| decision.and(inner));
-                            extensions.insert(joined.unwrap_or(decision));
+                            extensions.insert(joined.unwrap_or_else(|| decision.clone()));
                         }
                     }
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
@@ -115,6 +119,24 @@ where
             this.state.set(next);
         }
     }
+}
+
+/// Goes on when it has been decided: calls the inner service, or refuses.
+fn next<S: Service<Request<B>>, B>(
+    shared: &Shared,
+    decision: Decision,
+    exposed: Option<&[Kept]>,
+    mut inner: S,
+    mut request: Request<B>,
+) -> State<S, B, S::Future> {
+    if !decision.is_allowed() {
+        let (parts, _) = request.into_parts();
+        return State::Refused { response: Some(shared.refuse(&decision, &parts)) };
+    }
+    if let Some(kept) = exposed {
+        expose(shared, kept, &decision, &mut request);
+    }
+    State::Calling { future: inner.call(request), decision: Some(decision) }
 }
 
 /// Lets the handler see the decision and settle its charge, together with those of layers further out.

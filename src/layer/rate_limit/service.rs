@@ -61,9 +61,13 @@ where
                 ResponseFuture::unlimited(inner.call(Request::from_parts(parts, body)))
             }
             Ok(demands) => {
-                let ask = self.shared.limiter.ask(&demands);
+                let mut ask = self.shared.limiter.ask(&demands);
                 let exposed = self.shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
-                ResponseFuture::new(ask, exposed, inner, Request::from_parts(parts, body), Arc::clone(&self.shared))
+                let request = Request::from_parts(parts, body);
+                match ask.now() {
+                    Some(decision) => ResponseFuture::decided(decision, exposed, inner, request, &self.shared),
+                    None => ResponseFuture::waiting(ask, exposed, inner, request, &self.shared),
+                }
             }
             Err(no_key) => {
                 if no_key == NoKey::PeerUnknown {

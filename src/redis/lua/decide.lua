@@ -18,8 +18,8 @@
 --                         how long (us); a text in place of all that for a request that could not be decided
 --
 -- The caller repeats the sum "used + cost <= limit" to learn what was admitted: the numbers are the verdict.
--- A request that is made several times has one demand, for a fixed window or a token bucket at a cost above zero,
--- and is admitted as often as it fits.
+-- A request that is made several times has one demand at a cost above zero, and is admitted as often as it fits. A
+-- sliding window answers each time until it refuses.
 --
 -- Fixed window:   an integer, the units used. The key's lifetime is the window.
 -- Sliding window: a sorted set. Members are charges: "<us>" for one unit, "<us>:<tie>:<units>" else, with their
@@ -53,6 +53,9 @@ local TRIM, WALK, MOVE = 1000, 64, 128
 
 -- What blocks subjects; hardly ever anything.
 local blocks = redis.call('MGET', unpack(KEYS, frame[3] + 1))
+
+local any_blocks = false
+for i = 1, #KEYS - frame[3] do any_blocks = any_blocks or blocks[i] end
 
 -- Returns for how long a demand is blocked.
 local function blocked_for(key, found)
@@ -104,12 +107,12 @@ end
 -- Of each demand: the state before, whether it began anew, and what is to be done when all are admitted.
 local was, left, began, member, amount = {}, {}, {}, {}, {}
 local sum, ties, last, oldest, worth, gone = {}, {}, {}, {}, {}, {}
-local renew = {}
+local renew, charged = {}, {}
 
-local reply = { now }
+local reply, told = { now }, 1
 local key_at, block_at, at = 0, 0, 4
--- Of the request under way: its demands, how often it is made, where they begin, and which of them are charged.
-local demands, times, first_at, charged
+-- Of the request under way: its demands, how often it is made, where they begin, and whether it may pass.
+local demands, times, first_at, admitted
 
 -- Takes back what a demand has charged.
 local function undo(k, key, kind, cost, window)
@@ -128,14 +131,16 @@ end
 local function request()
   demands, times = frame[at], frame[at + 1]
   local own_blocks = frame[at + 2]
-  first_at, charged = at + 3, {}
-  local first_key, admitted, blocked = key_at, true, nil
+  first_at = at + 3
+  local first_key, blocked = key_at, nil
+  admitted = true
 
   at = first_at
   for d = 1, demands do
     local k = key_at + d
     local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
-    local found = blocks[block_at + math.min(d, own_blocks)]
+    charged[k] = nil
+    local found = any_blocks and blocks[block_at + math.min(d, own_blocks)]
     if found then
       local long = blocked_for(key, found)
       if long > 0 then
@@ -165,7 +170,7 @@ local function request()
           if not is_foreign(value) then error(value.err, 0) end
         else
           -- Charged from here on, whatever fails next.
-          charged[d], began[k] = true, value == all
+          charged[k], began[k] = true, value == all
           used, ttl = value - all, redis.call('PTTL', key)
         end
         if used < 0 or ttl == 0 or (ttl < 0 and used == 0) then
@@ -175,16 +180,17 @@ local function request()
           redis.call('PEXPIRE', key, ttl)
         end
         began[k] = ttl == 0
-        local fit = math.min(times, math.floor((limit - used) / cost)) * cost
+        local fit = all
+        if used + all > limit then fit = math.floor((limit - used) / cost) * cost end
         if fit > 0 then
-          charged[d] = true
+          charged[k] = true
           if ttl == 0 and aligned and frame[1] == 0 then
             -- To the millisecond: a lifetime would count from when the script began, before we read the clock.
             redis.call('SET', key, fit, 'PXAT', now_ms + window)
           elseif ttl == 0 then redis.call('SET', key, fit, 'PX', window)
           elseif fit < all then redis.call('DECRBY', key, all - fit) end
         else
-          admitted, charged[d] = false, nil
+          admitted, charged[k] = false, nil
           if foreign then -- it stays as it is until a charge replaces it
           elseif ttl == 0 then redis.call('DEL', key)
           else redis.call('DECRBY', key, all) end
@@ -250,7 +256,7 @@ local function request()
       sum[k], last[k], oldest[k], worth[k], gone[k] = used, newest, front, front_worth, from
       if cost > 0 then
         if used + cost <= limit then
-          charged[d] = true
+          charged[k] = true
           local mine = 0
           if now <= newest then
             tie = tie % MOST_TIES + 1
@@ -286,7 +292,7 @@ local function request()
         if type(value) == 'number' then
           old = value - all
           -- Charged from here on, whatever fails next.
-          charged[d] = true
+          charged[k] = true
         elseif not is_foreign(value) then
           error(value.err, 0)
         end
@@ -311,12 +317,12 @@ local function request()
         level = math.min(math.max(0, level), 2 * capacity)
         if cost == 0 then -- it is left as it is
         elseif level + cost <= capacity then
-          charged[d] = true
+          charged[k] = true
           began[k] = level == 0
           value = clock + level + math.min(times, math.floor((capacity - level) / cost)) * cost
           redis.call('SET', key, value, 'PX', lifetime(value, clock, scale))
         else
-          admitted, charged[d] = false, nil
+          admitted, charged[k] = false, nil
           if not old then -- it stays as it is until a charge replaces it
           elseif old == 0 then redis.call('DEL', key)
           elseif level == 0 or old == clock + level then redis.call('DECRBY', key, all)
@@ -329,27 +335,32 @@ local function request()
 
   -- All are known: finish what was admitted, or take back what was charged, and tell.
   if blocked then
-    reply[#reply + 1] = -1
-    for d = 1, demands do reply[#reply + 1] = blocked[d] or 0 end
+    told = told + 1
+    reply[told] = -1
+    for d = 1, demands do
+      told = told + 1
+      reply[told] = blocked[d] or 0
+    end
   end
   at = first_at
   for d = 1, demands do
     local k = first_key + d
     local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
     if blocked and blocked[d] then cost = 0 end
-    if charged[d] and not admitted then undo(k, key, kind, cost, frame[at + 3]) end
+    if charged[k] and not admitted then undo(k, key, kind, cost, frame[at + 3]) end
 
     if kind == 1 then
       at = at + 5
-      reply[#reply + 1] = was[k]
-      reply[#reply + 1] = left[k]
+      reply[told + 1], reply[told + 2] = was[k], left[k]
+      told = told + 2
 
     elseif kind == 2 then
       local limit, window = frame[at + 2], frame[at + 3]
       at = at + 4
       local used, newest, front, front_worth = sum[k], last[k], oldest[k], worth[k]
-      reply[#reply + 1] = used
-      if charged[d] and admitted then
+      told = told + 1
+      reply[told] = used
+      if charged[k] and admitted then
         redis.call('PEXPIRE', key, math.ceil(window / 1000))
         if not front then front, front_worth = now, cost end
         used, newest = used + cost, now
@@ -365,38 +376,45 @@ local function request()
         none_used = math.max(1, math.min(newest, now) + window - now)
         if cost > 0 and cost <= limit and used + cost > limit then this_cost = wait(used + cost - limit) end
       end
-      reply[#reply + 1] = next_unit
-      reply[#reply + 1] = none_used
-      reply[#reply + 1] = this_cost
-      reply[#reply + 1] = was[k] or 0
+      reply[told + 1], reply[told + 2] = next_unit, none_used
+      reply[told + 3], reply[told + 4] = this_cost, was[k] or 0
+      told = told + 4
 
     else
       at = at + 5
-      if charged[d] and admitted and renew[k] then redis.call('PEXPIRE', key, renew[k]) end
-      reply[#reply + 1] = was[k]
+      if charged[k] and admitted and renew[k] then redis.call('PEXPIRE', key, renew[k]) end
+      told = told + 1
+      reply[told] = was[k]
     end
   end
   key_at, block_at = key_at + demands, block_at + own_blocks
 end
 
 -- Goes on behind a request that failed: takes back what it had charged, and tells why.
-local function skip(why, told)
-  for i = #reply, told + 1, -1 do reply[i] = nil end
+local function skip(why, before)
+  for i = told, before + 1, -1 do reply[i] = nil end
+  told = before
   at = first_at
   for d = 1, demands do
     local k, kind = key_at + d, frame[at]
-    if charged[d] then pcall(undo, k, KEYS[k], kind, frame[at + 1] * times, frame[at + 3]) end
+    if charged[k] then pcall(undo, k, KEYS[k], kind, frame[at + 1] * times, frame[at + 3]) end
     at = at + (kind == 2 and 4 or 5)
   end
   key_at, block_at = key_at + demands, block_at + frame[first_at - 1]
-  reply[#reply + 1] = why
+  told = told + 1
+  reply[told] = why
 end
 
-local done, told = 0, 1
+local done, before = 0, 1
 local function run()
   while done < frame[2] do
-    told = #reply
-    request()
+    local start, key_start, block_start = at, key_at, block_at
+    local log, left_to_do = frame[at + 3] == 2, frame[at + 1]
+    repeat
+      at, key_at, block_at, before = start, key_start, block_start, told
+      request()
+      left_to_do = left_to_do - 1
+    until not log or left_to_do == 0 or not admitted
     done = done + 1
   end
 end
@@ -406,7 +424,7 @@ repeat
     why = tostring(type(why) == 'table' and why.err or why)
     -- A replica takes no charge of anybody: that is the whole call's failure.
     if string.find(why, 'READONLY', 1, true) then return redis.error_reply(string.match(why, 'READONLY.*')) end
-    skip(why, told)
+    skip(why, before)
     done = done + 1
   end
 until done == frame[2]
