@@ -414,8 +414,8 @@ local function prepare()
   end
 end
 
--- Decides on a request of one demand in the usual case: the bucket is neither full nor empty, or the window is open
--- and has room. Returns false if it is not that case; nothing is lost then.
+-- Decides on a request of one demand in the usual case: there is room for it, and nothing to heal. Returns false if
+-- it is not that case; nothing is lost then, and what fails here is tried again by what can take it back.
 local function is_usual()
   local kind, cost = frame[at + 3], frame[at + 4]
   if frame[at] ~= 1 or kind == 2 or cost == 0 or any_blocks then return false end
@@ -423,17 +423,38 @@ local function is_usual()
   local value = redis.pcall('INCRBY', key, all)
   added = value
   if type(value) ~= 'number' then return false end
+  local done
+
   if kind == 3 then
-    local level = value - all - (frame[at + 7] == 1 and now or era_now)
-    -- Where the lifetime is to be renewed it is not the usual case.
-    if level < 0 or level + all > frame[at + 5] or value % frame[at + 6] < all then return false end
+    local capacity, scale = frame[at + 5], frame[at + 7]
+    local clock = scale == 1 and now or era_now
+    local level, span = value - all - clock, SPAN * scale
+    if level < 0 then -- full, if it is none of the other clock's
+      local old = value - all
+      if all > capacity or old ~= 0 and (scale ~= 1 or old < SINCE_1970) then return false end
+      level, value = 0, clock + all
+      local long = math.ceil((value - value % span + span - clock) / (1000 * scale))
+      done = redis.pcall('SET', key, value, 'PX', long)
+    elseif level + all > capacity then
+      return false
+    elseif value % frame[at + 6] < all then
+      done = redis.pcall('PEXPIRE', key, math.ceil((value - value % span + span - clock) / (1000 * scale)))
+    end
+    if type(done) == 'table' and done.err then return false end
     told = told + 1
     reply[told] = level
   else
-    local ttl, window = redis.pcall('PTTL', key), frame[at + 6]
-    if frame[at + 7] == 1 then window = window - now_ms % window end
+    local ttl, window, aligned = redis.pcall('PTTL', key), frame[at + 6], frame[at + 7] == 1
     local used = value - all
-    if type(ttl) ~= 'number' or ttl <= 0 or ttl > window or used < 0 or value > frame[at + 5] then return false end
+    if type(ttl) ~= 'number' or used < 0 or value > frame[at + 5] then return false end
+    if ttl == -1 and used == 0 and not aligned then -- the window opens
+      done = redis.pcall('SET', key, all, 'PX', window)
+      if done.err then return false end
+      ttl = 0
+    else
+      if aligned then window = window - now_ms % window end
+      if ttl <= 0 or ttl > window then return false end
+    end
     reply[told + 1], reply[told + 2] = used, ttl
     told = told + 2
   end
