@@ -59,7 +59,7 @@ fn closed_loop<F: Future<Output = ()>>(
     operation: impl Fn(u64) -> F + 'static,
 ) -> u64
 where
-    F: 'static,
+    F: Future<Output = ()> + 'static,
 {
     let local = tokio::task::LocalSet::new();
     let (next, operation) = (Rc::new(Cell::new(0u64)), Rc::new(operation));
@@ -107,7 +107,7 @@ pub fn run() {
         ("token bucket", Policy::token_bucket("bucket", Quota::per_second(50_000)).burst(2_000_000_000)),
     ];
     for in_flight in [1, 16, 64, 256, 1_024] {
-        let total = if in_flight == 1 { 10_000 } else { 150_000 };
+        let total = if in_flight == 1 { 5_000 } else { 60_000 };
         let mut cases: Vec<Case<'_>> = Vec::new();
         let rt = &rt;
         let incr = connection.clone();

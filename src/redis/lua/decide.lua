@@ -431,7 +431,9 @@ local function is_usual()
     local level, span = value - all - clock, SPAN * scale
     if level < 0 then -- full, if it is none of the other clock's
       local old = value - all
-      if all > capacity or old ~= 0 and (scale ~= 1 or old < SINCE_1970) then return false end
+      if all > capacity then return false end
+      if scale == 1 and old ~= 0 and old < SINCE_1970 then return false end
+      if scale ~= 1 and old ~= 0 and (old < FIRST or old >= SINCE_1970 or level % ERA <= LATEST) then return false end
       level, value = 0, clock + all
       local long = math.ceil((value - value % span + span - clock) / (1000 * scale))
       done = redis.pcall('SET', key, value, 'PX', long)
