@@ -118,7 +118,7 @@ async fn a_stepped_clock_refuses_for_one_window_at_most_and_grants_one_quota_at_
         println!("skipped: needs libfaketime, and a server that starts under it (set TOLLGATE_CLOCK_SERVER)");
         return;
     };
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("an address")).deadline(Duration::from_secs(10));
+    let limiter = limiter(&server);
     let mut admin = server.admin();
     let quota: Quota = "3/600ms".parse().expect("a quota");
     for policy in policies(quota) {
