@@ -117,7 +117,9 @@ impl State {
     pub(crate) fn settle(&mut self, policy: &Policy, now: Micros, receipt: Receipt, charged: u32, cost: u32) {
         match (self, receipt.proof()) {
             (Self::FixedWindow(state), Proof::Window { ends_ms }) => state.settle(policy, now, ends_ms, charged, cost),
-            (Self::SlidingWindow(state), Proof::Entry { at, tie }) => state.settle(policy, now, (at, tie), cost),
+            (Self::SlidingWindow(state), Proof::Entry { at, tie }) => {
+                state.settle(policy, now, (at, tie, charged), cost)
+            }
             (Self::TokenBucket(state), Proof::Arrival { ticks }) => state.settle(policy, now, ticks, charged, cost),
             _ => {}
         }

@@ -108,13 +108,15 @@ impl SlidingWindow {
     }
 
     /// Corrects a charge that still counts; what goes beyond the limit is debt until it is over.
-    pub(super) fn settle(&mut self, policy: &Policy, now: Micros, (at, tie): (Micros, u32), cost: u32) {
+    pub(super) fn settle(&mut self, policy: &Policy, now: Micros, charge: (Micros, u32, u32), cost: u32) {
+        let (at, tie, units) = charge;
         if at + policy.window_micros() <= now {
             return;
         }
         let from = self.entries.partition_point(|entry| entry.at < at);
-        let same = self.entries.iter().skip(from).take_while(|entry| entry.at == at);
-        let Some(offset) = same.map(|entry| entry.tie).position(|t| t == tie) else { return };
+        let mut same = self.entries.iter().skip(from).take_while(|entry| entry.at == at);
+        // The units tell it from one that was made after a reset in the same instant.
+        let Some(offset) = same.position(|entry| entry.tie == tie && entry.units == units) else { return };
         let entry = &mut self.entries[from + offset];
         let others = self.used.saturating_sub(entry.units);
         entry.units = cost.min(u32::MAX - others);
