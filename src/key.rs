@@ -56,12 +56,10 @@ impl Key {
         u16::try_from(self.hash() % u64::from(buckets)).expect("a remainder is below its divisor")
     }
 
-    /// Hashes the key by FNV-1a, 64 bits.
+    /// Hashes the key, the same in all processes and versions.
     #[cfg(feature = "redis")]
     pub(crate) fn hash(&self) -> u64 {
-        const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-        const PRIME: u64 = 0x0100_0000_01b3;
-        self.as_bytes().iter().fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
+        fnv1a(self.as_bytes())
     }
 }
 
@@ -239,6 +237,18 @@ impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.keyed.is_some() { "Secrets(keyed)" } else { "Secrets(unkeyed)" })
     }
+}
+
+/// Hashes by FNV-1a, 64 bits: plain, known, and good enough to spread keys.
+pub(crate) const fn fnv1a(bytes: &[u8]) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let (mut hash, mut i) = (OFFSET, 0);
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(PRIME);
+        i += 1;
+    }
+    hash
 }
 
 /// Which bytes are written as they are.

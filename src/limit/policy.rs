@@ -1,7 +1,7 @@
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use super::{Algorithm, MAX_UNITS, Quota};
-use crate::error::Error;
+use crate::{error::Error, key::fnv1a};
 
 /// A named quota and the algorithm that counts it.
 ///
@@ -57,7 +57,7 @@ impl Policy {
         let name = name.into();
         match interval_checked(name.as_bytes(), quota, algorithm) {
             Ok(interval) => {
-                let tag = tag(name.as_bytes());
+                let tag = fnv1a(name.as_bytes());
                 Ok(Self::of(name.into(), quota, algorithm, interval, tag))
             }
             Err(Wrong::Name) => Err(Error::invalid(format!("policy name `{}`: {NAMES}", name.escape_debug()))),
@@ -211,7 +211,7 @@ impl Policy {
 
     const fn expect(name: &'static str, quota: Quota, algorithm: Algorithm) -> Self {
         match interval_checked(name.as_bytes(), quota, algorithm) {
-            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval, tag(name.as_bytes())),
+            Ok(interval) => Self::of(Name::Static(name), quota, algorithm, interval, fnv1a(name.as_bytes())),
             Err(Wrong::Name) => panic!("a policy's name must be 1 to 64 of A-Z a-z 0-9 . _ -"),
             Err(_) => panic!("a token bucket counts at most 100000 units per second: use the fixed window"),
         }
@@ -288,19 +288,6 @@ const fn is_name(bytes: &[u8]) -> bool {
         i += 1;
     }
     true
-}
-
-/// Hashes a name by FNV-1a, 64 bits.
-const fn tag(name: &[u8]) -> u64 {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0100_0000_01b3;
-    let mut hash = OFFSET;
-    let mut i = 0;
-    while i < name.len() {
-        hash = (hash ^ name[i] as u64).wrapping_mul(PRIME);
-        i += 1;
-    }
-    hash
 }
 
 /// A policy's name, cheap to copy into each decision.

@@ -46,49 +46,35 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-impl<T: Store + ?Sized> Store for Box<T> {
-    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
-        (**self).decide(demands)
-    }
+/// Makes a pointer to a store one, so that which it is can be chosen at run time.
+macro_rules! store_behind {
+    ($pointer:ident) => {
+        impl<T: Store + ?Sized> Store for $pointer<T> {
+            fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+                (**self).decide(demands)
+            }
 
-    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-        (**self).settle(adjustments)
-    }
+            fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+                (**self).settle(adjustments)
+            }
 
-    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
-        (**self).reset(policy, subject)
-    }
+            fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+                (**self).reset(policy, subject)
+            }
 
-    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
-        (**self).block(policy, subject, long)
-    }
+            fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+                (**self).block(policy, subject, long)
+            }
 
-    fn is_shared(&self) -> bool {
-        (**self).is_shared()
-    }
+            fn is_shared(&self) -> bool {
+                (**self).is_shared()
+            }
+        }
+    };
 }
 
-impl<T: Store + ?Sized> Store for Arc<T> {
-    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
-        (**self).decide(demands)
-    }
-
-    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-        (**self).settle(adjustments)
-    }
-
-    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
-        (**self).reset(policy, subject)
-    }
-
-    fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
-        (**self).block(policy, subject, long)
-    }
-
-    fn is_shared(&self) -> bool {
-        (**self).is_shared()
-    }
-}
+store_behind!(Box);
+store_behind!(Arc);
 
 /// Asks for units of one policy, for one subject.
 #[derive(Clone, Debug)]
