@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     net::TcpListener,
-    sync::LazyLock,
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
@@ -144,9 +144,11 @@ async fn a_server_that_comes_back_is_used_again_on_few_connections() {
 
 #[test]
 fn one_static_limiter_serves_two_runtimes_in_turn_and_at_once() {
-    static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
-    static LIMITER: LazyLock<Limiter> = LazyLock::new(|| limiter(&SERVER));
-    let check = async || LIMITER.check(&CLOSED, "user:42").await;
+    static LIMITER: OnceLock<Limiter> = OnceLock::new();
+    // Not static: nothing would end the server.
+    let server = Server::start();
+    let limiter = LIMITER.get_or_init(|| limiter(&server));
+    let check = async || limiter.check(&CLOSED, "user:42").await;
 
     let [first, second] =
         [0, 1].map(|_| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
@@ -161,7 +163,7 @@ fn one_static_limiter_serves_two_runtimes_in_turn_and_at_once() {
     assert!(third.block_on(check()).is_allowed());
     assert!(!third.block_on(check()).is_allowed(), "all runtimes shared one budget of five");
 
-    let mut admin = SERVER.admin();
+    let mut admin = server.admin();
     assert_eq!(calls(&mut admin, "evalsha"), 6);
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).expect("CLIENT LIST");
     assert_eq!(clients.lines().count(), 2, "a runtime that ended left its connection behind: {clients}");
