@@ -5,7 +5,7 @@
 //! test ends them when the pure step says that they are over, and allows the times of a fixed window, whose key's
 //! lifetime is the state, to be off by what a call takes.
 
-#[allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#[allow(dead_code, unreachable_pub, reason = "the integration tests use more of it, as their own public module")]
 #[path = "../tests/support/server.rs"]
 mod server;
 

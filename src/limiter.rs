@@ -27,7 +27,8 @@ use crate::{
 /// decision says that it is [degraded](Decision::is_degraded).
 ///
 /// ```
-/// # async fn doc() {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// use tollgate::{Limiter, Memory, Policy, Quota};
 ///
 /// static MAILS: Policy = Policy::sliding_window("mails", Quota::per_hour(2));
@@ -38,13 +39,13 @@ use crate::{
 /// assert!(!limiter.check(&MAILS, "user:42").await.is_allowed());
 /// assert!(limiter.check(&MAILS, "user:43").await.is_allowed());
 /// # }
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
 /// ```
 ///
 /// Several policies at once, all or nothing:
 ///
 /// ```
-/// # async fn doc() {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
 ///
 /// static REQUESTS: Policy = Policy::token_bucket("requests", Quota::per_second(10));
@@ -57,7 +58,6 @@ use crate::{
 /// let requests = decision.outcomes().first().map(|outcome| outcome.remaining());
 /// assert_eq!(requests, Some(10)); // and no request was spent on it
 /// # }
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
 /// ```
 #[derive(Clone, Debug)]
 pub struct Limiter {

@@ -39,6 +39,7 @@ impl Server {
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server starts");
+        // The server tells nobody when it is ready.
         std::thread::sleep(Duration::from_millis(500));
         Self(child, port)
     }

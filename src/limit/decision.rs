@@ -14,7 +14,8 @@ use super::{
 /// then, and policies that would have let the request pass report what remains without it.
 ///
 /// ```
-/// # async fn doc() {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// use std::time::Duration;
 /// use tollgate::{Limiter, Memory, Policy, Quota};
 ///
@@ -30,7 +31,6 @@ use super::{
 /// assert!(!refused.is_allowed());
 /// assert!(refused.retry_after().is_some_and(|wait| wait <= Duration::from_secs(60)));
 /// # }
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]

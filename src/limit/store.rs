@@ -297,7 +297,8 @@ impl<'a> Adjustment<'a> {
 /// stands. A charge of a refused or free request is empty, and settling it does nothing.
 ///
 /// ```
-/// # async fn doc() -> Result<(), tollgate::Error> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
 /// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
 ///
 /// static TOKENS: Policy = Policy::fixed_window("tokens", Quota::per_minute(1_000));
@@ -310,7 +311,6 @@ impl<'a> Adjustment<'a> {
 /// assert_eq!(limiter.peek(&TOKENS, "user:42").await.remaining(), Some(650));
 /// # Ok(())
 /// # }
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Charge {

@@ -25,7 +25,8 @@ use crate::{
 /// tokio's paused time; tests take [`Memory::manual`].
 ///
 /// ```
-/// # async fn doc() {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// use std::time::Duration;
 /// use tollgate::{Limiter, Memory, Policy, Quota};
 ///
@@ -38,7 +39,6 @@ use crate::{
 /// clock.advance(Duration::from_secs(1));
 /// assert!(limiter.check(&POLICY, "user:42").await.is_allowed());
 /// # }
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(doc());
 /// ```
 #[derive(Clone, Debug)]
 pub struct Memory {

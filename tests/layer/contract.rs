@@ -252,7 +252,7 @@ fn handles_are_send_sync_and_clone() {
 }
 
 /// What a user writes into a struct and returns from a function: no type parameter but the inner service's.
-#[allow(dead_code)]
+#[expect(dead_code, reason = "it has to compile, not to run")]
 struct App {
     limiter: Limiter,
     layer: RateLimitLayer,
