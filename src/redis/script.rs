@@ -11,8 +11,8 @@ pub(super) struct Script {
     sha: OnceLock<String>,
 }
 
-pub(super) static DECIDE: Script = Script::new(include_str!("lua/decide.lua"));
-pub(super) static SETTLE: Script = Script::new(include_str!("lua/settle.lua"));
+pub(super) static DECIDE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/decide.lua")));
+pub(super) static SETTLE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/settle.lua")));
 pub(super) static BLOCK: Script = Script::new(include_str!("lua/block.lua"));
 
 impl Script {
@@ -63,9 +63,12 @@ mod tests {
     #[test]
     fn each_header_tells_what_its_script_takes_and_returns() {
         for (name, script) in [("decide.lua", &DECIDE), ("settle.lua", &SETTLE), ("block.lua", &BLOCK)] {
-            let lines = script.text.lines().take_while(|line| line.starts_with("--")).map(|line| line.len() + 1);
-            let (header, body) = script.text.split_at(lines.sum());
-            assert!(header.starts_with(&format!("-- {name}: ")), "{name}");
+            let start = script.text.find(&format!("-- {name}: ")).expect(name);
+            let (common, own) = script.text.split_at(start);
+            let lines = own.lines().take_while(|line| line.starts_with("--")).map(|line| line.len() + 1);
+            let (header, body) = own.split_at(lines.sum());
+            assert!(common.is_empty() || common == include_str!("lua/common.lua"), "{name}");
+            let body = &format!("{common}{body}");
             assert!(header.contains("-- returns "), "{name}");
             for argument in ["KEYS", "ARGV"] {
                 assert_eq!(indices(argument, header), indices(argument, body), "{name}: {argument}");

@@ -33,20 +33,7 @@
 -- A charge is written first and taken back if it does not fit: that is one command for a token bucket, and two
 -- for a window, in the usual case.
 
-local frame = cmsgpack.unpack(ARGV[1])
-local now = frame[1]
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 local now_ms = math.floor(now / 1000)
-
-local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
-local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
-local era_now = FIRST + now % (ERA / 10) * 10
-local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
-local SPAN = 1048576 -- us
-local SUM = 4294967296
 local EXACT = 9007199254740992 -- 2^53
 local MOST_TIES = 2097151
 local TRIM, WALK, MOVE = 1000, 64, 128
@@ -102,22 +89,11 @@ local function prepare()
     return math.min(tonumber(row[2]), now)
   end
 
-  -- Returns what a string holds if it is an integer, and nothing else.
-  local function integer(value)
-    return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)
-  end
-
   -- Returns true if an error tells that a key holds what no limiter wrote, so that the charge may replace it.
   local function is_foreign(reply)
     local text = reply.err
     return string.find(text, 'WRONGTYPE', 1, true) or string.find(text, 'not an integer', 1, true)
       or string.find(text, 'overflow', 1, true)
-  end
-
-  -- Returns the lifetime, in ms, of a bucket that is full at `value` on a clock of `scale` units per us.
-  local function lifetime(value, clock, scale)
-    local span = SPAN * scale
-    return math.ceil((value - value % span + span - clock) / (1000 * scale))
   end
 
   -- Takes back what a demand has charged.
@@ -310,19 +286,7 @@ local function prepare()
         if old and cost > 0 and level >= 0 and level + all <= capacity then
           if value % step < all then renew[k] = lifetime(value, clock, scale) end
         else
-          if not old or old < FIRST then
-            level = 0
-          elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
-            level = (old - era_now) % ERA
-            if level > LATEST then level = 0 end
-            level = math.ceil(level / 10)
-          elseif scale ~= 1 and old >= SINCE_1970 then
-            level = (old - now) * 10
-          elseif scale ~= 1 then
-            level = level % ERA
-            if level > LATEST then level = 0 end
-          end
-          level = math.min(math.max(0, level), 2 * capacity)
+          level = level_of(old or 0, scale, capacity)
           if cost == 0 then -- it is left as it is
           elseif level + cost <= capacity then
             charged[k] = true
@@ -428,19 +392,18 @@ local function is_usual()
   if kind == 3 then
     local capacity, scale = frame[at + 5], frame[at + 7]
     local clock = scale == 1 and now or era_now
-    local level, span = value - all - clock, SPAN * scale
+    local level = value - all - clock
     if level < 0 then -- full, if it is none of the other clock's
       local old = value - all
       if all > capacity then return false end
       if scale == 1 and old ~= 0 and old < SINCE_1970 then return false end
       if scale ~= 1 and old ~= 0 and (old < FIRST or old >= SINCE_1970 or level % ERA <= LATEST) then return false end
       level, value = 0, clock + all
-      local long = math.ceil((value - value % span + span - clock) / (1000 * scale))
-      done = redis.pcall('SET', key, value, 'PX', long)
+      done = redis.pcall('SET', key, value, 'PX', lifetime(value, clock, scale))
     elseif level + all > capacity then
       return false
     elseif value % frame[at + 6] < all then
-      done = redis.pcall('PEXPIRE', key, math.ceil((value - value % span + span - clock) / (1000 * scale)))
+      done = redis.pcall('PEXPIRE', key, lifetime(value, clock, scale))
     end
     if type(done) == 'table' and done.err then return false end
     told = told + 1

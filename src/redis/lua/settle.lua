@@ -8,24 +8,6 @@
 --                           3, its arrival, time to add, capacity, units per us    (times in these units)
 -- returns  now (us)
 
-local frame = cmsgpack.unpack(ARGV[1])
-local now = frame[1]
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
-
-local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
-local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
-local SINCE_1970 = 1.7e15 -- us
-local SPAN = 1048576 -- us
-local SUM = 4294967296
-
--- Returns what a string holds if it is an integer, and nothing else.
-local function integer(value)
-  return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)
-end
-
 local at = 2
 for k = 1, #KEYS do
   local key, kind = KEYS[k], frame[at]
@@ -61,24 +43,8 @@ for k = 1, #KEYS do
   else
     local arrival, more, capacity, scale = frame[at + 1], frame[at + 2], frame[at + 3], frame[at + 4]
     at = at + 5
-    local era_now = FIRST + now % (ERA / 10) * 10
     local clock = scale == 1 and now or era_now
-    local value = redis.pcall('GET', key)
-    local old = integer(value) or 0
-    local level = old - clock
-    if old < FIRST then
-      level = 0
-    elseif scale == 1 and old < SINCE_1970 and now >= SINCE_1970 then
-      level = (old - era_now) % ERA
-      if level > LATEST then level = 0 end
-      level = math.ceil(level / 10)
-    elseif scale ~= 1 and old >= SINCE_1970 then
-      level = (old - now) * 10
-    elseif scale ~= 1 then
-      level = level % ERA
-      if level > LATEST then level = 0 end
-    end
-    level = math.min(math.max(0, level), 2 * capacity)
+    local level = level_of(integer(redis.pcall('GET', key)) or 0, scale, capacity)
     -- How long the charge alone has still to refill; an arrival in an era is told from one in the past.
     local unfilled = arrival - clock
     if scale ~= 1 then
@@ -93,8 +59,7 @@ for k = 1, #KEYS do
       settled = math.min(settled, math.max(level, 2 * capacity))
     end
     if settled ~= level then
-      local due, span = clock + settled, SPAN * scale
-      redis.call('SET', key, due, 'PX', math.ceil((due - due % span + span - clock) / (1000 * scale)))
+      redis.call('SET', key, clock + settled, 'PX', lifetime(clock + settled, clock, scale))
     end
   end
 end
