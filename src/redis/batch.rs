@@ -18,8 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{
     connect::Connection,
-    limit::{Asked, Call, Names, Reply, fits, merge_hash},
-    script::DECIDE,
+    limit::{Asked, Names, fits, merge_hash},
 };
 use crate::{error::Error, limit::Decision};
 
@@ -125,9 +124,9 @@ impl Future for Batches<'_> {
 /// Decides on all jobs in one call, and answers each.
 async fn decide(connection: Connection, names: Names, jobs: Vec<Job>) {
     let groups = gather(jobs);
-    let call = Call::decide(&names, None, groups.iter().map(|group| (&group[0].asked, group.len())));
-    let answer = connection.call(&DECIDE, &call).await;
-    let mut reply = answer.as_ref().map_err(Clone::clone).and_then(Reply::new);
+    let requests = groups.iter().map(|group| (&group[0].asked, group.len()));
+    let answer = connection.decide(&names, None, requests).await;
+    let mut reply = answer.as_ref().map_err(Clone::clone).and_then(|reply| connection.read(reply));
     for group in groups {
         let mut finding = match &mut reply {
             Ok(reply) => reply.next(&group[0].asked),

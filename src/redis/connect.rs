@@ -24,10 +24,13 @@ use tokio::{
 
 use super::{
     batch::{Batches, Job, Queue},
-    limit::{Asked, Call, Names},
-    script::Script,
+    limit::{Asked, Call, Names, Reply, Request},
+    script::{BLOCK, DECIDE, Script},
 };
-use crate::{error::Error, limit::Decision};
+use crate::{
+    error::Error,
+    limit::{Decision, Micros},
+};
 
 /// One connection for each runtime that asks.
 ///
@@ -58,10 +61,18 @@ enum State {
 #[derive(Clone)]
 pub(super) struct Connection {
     handle: MultiplexedConnection,
-    /// Told once it is of no more use; the next connection has its own.
-    broken: Arc<Notify>,
+    known: Arc<Known>,
+}
+
+/// What is known of a connection and the server behind it; the next connection starts anew.
+#[derive(Default)]
+struct Known {
+    /// Told once the connection is of no more use.
+    broken: Notify,
     /// Whether anything useful has come back on it.
-    answered: Arc<AtomicBool>,
+    answered: AtomicBool,
+    /// Whether the server said that somebody may be blocked.
+    blocks: AtomicBool,
 }
 
 impl Connections {
@@ -128,6 +139,34 @@ impl Connections {
 }
 
 impl Connection {
+    /// Calls `decide.lua`; once more, with what blocks the subjects, if it did nothing for want of that.
+    pub(super) async fn decide(
+        &self,
+        names: &Names,
+        now: Option<Micros>,
+        requests: impl Iterator<Item = Request<'_>> + Clone,
+    ) -> Result<Value, Error> {
+        let blocks = self.known.blocks.load(Ordering::Relaxed);
+        let reply = self.call(&DECIDE, &Call::decide(names, now, requests.clone(), blocks)).await?;
+        if blocks || !Reply::wants_blocks(&reply) {
+            return Ok(reply);
+        }
+        self.call(&DECIDE, &Call::decide(names, now, requests, true)).await
+    }
+
+    /// Calls `block.lua`; from now on calls tell what blocks their subjects.
+    pub(super) async fn block(&self, call: &Call) -> Result<(), Error> {
+        self.known.blocks.store(true, Ordering::Relaxed);
+        self.call(&BLOCK, call).await.map(drop)
+    }
+
+    /// Begins to read what `decide.lua` answered.
+    pub(super) fn read<'a>(&self, reply: &'a Value) -> Result<Reply<'a>, Error> {
+        let (reply, blocks) = Reply::new(reply)?;
+        self.known.blocks.store(blocks, Ordering::Relaxed);
+        Ok(reply)
+    }
+
     /// Calls a script. A connection on which nothing comes back for [`CALL_TIMEOUT`] is given up.
     pub(super) async fn call(&self, script: &Script, call: &Call) -> Result<Value, Error> {
         let mut handle = self.handle.clone();
@@ -142,12 +181,12 @@ impl Connection {
     async fn watched(&self, answer: impl Future<Output = Result<Value, RedisError>>) -> Result<Value, Error> {
         match time::timeout(CALL_TIMEOUT, answer).await {
             Ok(Ok(value)) => {
-                self.answered.store(true, Ordering::Relaxed);
+                self.known.answered.store(true, Ordering::Relaxed);
                 Ok(value)
             }
             Ok(Err(error)) => Err(self.failed(error)),
             Err(_) => {
-                self.broken.notify_one();
+                self.known.broken.notify_one();
                 Err(Error::deadline(CALL_TIMEOUT))
             }
         }
@@ -158,7 +197,7 @@ impl Connection {
         // A server that no longer takes writes is not the one to be connected to.
         let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
         if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
-            self.broken.notify_one();
+            self.known.broken.notify_one();
         }
         let what = match error.code() {
             Some(code) => format!("redis answered {code}: {}", error.detail().unwrap_or_default()),
@@ -181,18 +220,17 @@ pub(super) fn cut_off() -> Error {
 async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: watch::Sender<State>) {
     let mut failures: u32 = 0;
     loop {
-        let broken = Arc::new(Notify::new());
-        let wait = match connect(&clients, &broken).await {
+        let known = Arc::new(Known::default());
+        let wait = match connect(&clients, &known).await {
             Ok(handle) => {
-                let answered = Arc::new(AtomicBool::new(false));
-                let connection = Connection { handle, broken: Arc::clone(&broken), answered: Arc::clone(&answered) };
+                let connection = Connection { handle, known: Arc::clone(&known) };
                 state.send_replace(State::Up(connection.clone()));
-                if work(&state, &broken, Batches::new(&queue, &names, connection)).await.is_gone() {
+                if work(&state, &known.broken, Batches::new(&queue, &names, connection)).await.is_gone() {
                     return;
                 }
                 state.send_replace(State::Connecting);
                 // A server that accepts and then fails at once is left alone like one that is down.
-                if answered.load(Ordering::Relaxed) {
+                if known.answered.load(Ordering::Relaxed) {
                     failures = 0;
                     Duration::ZERO
                 } else {
@@ -213,13 +251,13 @@ async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: w
     }
 }
 
-async fn connect(clients: &[Client; 2], broken: &Arc<Notify>) -> Result<MultiplexedConnection, RedisError> {
+async fn connect(clients: &[Client; 2], known: &Arc<Known>) -> Result<MultiplexedConnection, RedisError> {
     // Deadlines are kept by whoever asks: a late answer is dropped there.
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
-    let closed = Arc::clone(broken);
+    let closed = Arc::clone(known);
     let tell = move |push: redis::PushInfo| -> Result<(), SendError> {
         if push.kind == PushKind::Disconnection {
-            closed.notify_one();
+            closed.broken.notify_one();
         }
         Ok(())
     };

@@ -71,6 +71,12 @@ impl Names {
         name.extend_from_slice(subject.as_bytes());
     }
 
+    /// Writes the name of what exists while anybody may be blocked.
+    pub(super) fn flag(&self, name: &mut Vec<u8>) {
+        name.extend_from_slice(self.prefix.as_bytes());
+        name.extend_from_slice(FLAG);
+    }
+
     fn begin(&self, letter: u8, subject: &Key, name: &mut Vec<u8>) {
         name.extend_from_slice(self.prefix.as_bytes());
         name.extend_from_slice(STATE_VERSION_AND_BRACE);
@@ -91,25 +97,33 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Calls `decide.lua` for requests, each made so many times.
+    /// Calls `decide.lua` for requests, each made so many times; with what blocks their subjects, if it is believed
+    /// that anybody is blocked.
     pub(super) fn decide<'a>(
         names: &Names,
         now: Option<Micros>,
-        requests: impl ExactSizeIterator<Item = (&'a Asked, usize)> + Clone,
+        requests: impl Iterator<Item = Request<'a>> + Clone,
+        blocks: bool,
     ) -> Self {
         let mut call = Self::default();
+        call.key(|name| names.flag(name));
         let states: usize = requests.clone().map(|(asked, _)| asked.len()).sum();
-        call.frame.push(now.unwrap_or(0)).push(requests.len() as u64).push(states as u64);
-        for (asked, times) in requests.clone() {
-            let blocks = subjects(asked).count();
-            call.frame.push(asked.len() as u64).push(times as u64).push(blocks as u64);
-            for asking in asked {
+        call.frame.push(now.unwrap_or(0)).push(states as u64);
+        let mut rest = requests.clone();
+        while let Some(first) = rest.clone().next() {
+            let (asked, times) = first;
+            let alike = rest.clone().take_while(|other| are_alike(first, *other)).count();
+            call.frame.push(alike as u64).push(times as u64).push(asked.len() as u64);
+            call.frame.push(subjects(asked).count() as u64);
+            asked.iter().for_each(|asking| call.frame.demand(&asking.policy, asking.cost));
+            for asking in rest.by_ref().take(alike).flat_map(|(asked, _)| asked) {
                 call.key(|name| names.state(&asking.policy, &asking.subject, name));
-                call.frame.demand(&asking.policy, asking.cost);
             }
         }
-        for subject in requests.flat_map(|(asked, _)| subjects(asked)) {
-            call.key(|name| names.blocks(subject, name));
+        if blocks {
+            for subject in requests.flat_map(|(asked, _)| subjects(asked)) {
+                call.key(|name| names.blocks(subject, name));
+            }
         }
         call
     }
@@ -118,6 +132,7 @@ impl Call {
     pub(super) fn block(names: &Names, now: Option<Micros>, policy: &Policy, subject: &Key, long: Micros) -> Self {
         let mut call = Self::default();
         call.key(|name| names.blocks(subject, name));
+        call.key(|name| names.flag(name));
         let number = |number: u64| number.to_string().into_bytes();
         call.plain = vec![number(now.unwrap_or(0)), policy.name().as_bytes().to_vec(), number(long)];
         call
@@ -151,6 +166,18 @@ impl Call {
     }
 }
 
+/// What one request asks, and how often it is made.
+pub(super) type Request<'a> = (&'a Asked, usize);
+
+/// Returns true if two requests differ in their subjects alone.
+fn are_alike((one, times): Request<'_>, (other, times_other): Request<'_>) -> bool {
+    let same = |(one, other): (&Asking, &Asking)| one.cost == other.cost && one.policy == other.policy;
+    times == times_other
+        && one.len() == other.len()
+        && one.iter().zip(other).all(same)
+        && (one.len() == 1 || subjects(one).count() == subjects(other).count())
+}
+
 /// Returns whose blocks a request has to look at: one subject if all its demands share it, else one a demand.
 fn subjects(asked: &Asked) -> impl Iterator<Item = &Key> {
     let one = asked.iter().all(|asking| asking.subject == asked[0].subject);
@@ -164,11 +191,18 @@ pub(super) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    pub(super) fn new(reply: &'a Value) -> Result<Self, Error> {
+    /// Returns true if nothing was done since the call did not tell what blocks its subjects.
+    pub(super) fn wants_blocks(reply: &Value) -> bool {
+        *reply == Value::Int(0)
+    }
+
+    /// Begins to read a reply, which also tells whether anybody may be blocked.
+    pub(super) fn new(reply: &'a Value) -> Result<(Self, bool), Error> {
         let Value::Array(values) = reply else { return Err(unreadable()) };
         let mut reply = Self { now: 0, values: values.iter() };
         reply.now = reply.number()?;
-        Ok(reply)
+        let flag = reply.number()?;
+        Ok((reply, flag > 0))
     }
 
     /// Reads what was found of the next request.
@@ -390,6 +424,8 @@ fn renewal_step(capacity: u64, units_per_micro: u64) -> u64 {
 /// Part of each key. A change of what keys hold gets a new number, so that versions side by side do not clash.
 const STATE_VERSION_AND_BRACE: &[u8] = b":1:{";
 
+const FLAG: &[u8] = b":1:blocks";
+
 /// Says that a demand of the request is blocked.
 const BLOCKED: i64 = -1;
 
@@ -415,6 +451,10 @@ mod tests {
         let script = include_str!("lua/common.lua");
         assert!(script.contains("local ERA, FIRST = 1e15, 1e13 "));
         assert!(script.contains(&format!("local SPAN = {RENEWAL_SPAN_MICROS} ")));
+        assert!(script.contains(&format!(
+            ", MOST_PACKED = 4503599627370496, 34359738368, 131072, {MOST}\n",
+            MOST = FixedWindow::MOST_KEPT_WITH_END
+        )));
         assert_eq!((ERA, FIRST), (10u64.pow(15), 10u64.pow(13)));
     }
 }

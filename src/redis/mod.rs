@@ -13,8 +13,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
     connect::{Connections, cut_off},
-    limit::{Asked, Asking, Call, Names, Reply},
-    script::{BLOCK, DECIDE, SETTLE},
+    limit::{Asked, Asking, Call, Names},
+    script::SETTLE,
 };
 use crate::{
     error::Error,
@@ -85,11 +85,11 @@ impl Redis {
 
     /// Decides by a fixed time, apart from all others.
     fn decide_alone(&self, asked: Asked) -> Answer {
-        let call = Call::decide(self.connections.names(), self.now, [(&asked, 1)].into_iter());
-        let connections = Arc::clone(&self.connections);
+        let (connections, now) = (Arc::clone(&self.connections), self.now);
         Answer::pending(async move {
-            let reply = connections.get().await?.call(&DECIDE, &call).await?;
-            let mut finding = Reply::new(&reply)?.next(&asked)?;
+            let connection = connections.get().await?;
+            let reply = connection.decide(connections.names(), now, [(&asked, 1)].into_iter()).await?;
+            let mut finding = connection.read(&reply)?.next(&asked)?;
             Ok(finding.decide(&asked))
         })
     }
@@ -137,7 +137,7 @@ impl Store for Redis {
         let long = u64::try_from(long.as_micros()).unwrap_or(u64::MAX).min(LONGEST_BLOCK_MICROS);
         let call = Call::block(self.connections.names(), self.now, policy, subject, long);
         let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { connections.get().await?.call(&BLOCK, &call).await.map(drop) })
+        Answer::pending(async move { connections.get().await?.block(&call).await })
     }
 
     fn is_shared(&self) -> bool {

@@ -294,6 +294,13 @@ async fn a_block_outlives_a_reset_and_is_read_in_the_same_call() {
         assert!(limiter.check(policy, "user:43").await.is_allowed());
     }
     assert_all_keys_expire(&mut admin);
+    // Another process learns that somebody is blocked by one call that did nothing.
+    let other = Limiter::new(Redis::open(&server.url()).expect("an address"));
+    for (subject, allowed, sent) in [("user:42", false, 2), ("user:44", true, 1)] {
+        let before = calls(&mut admin, "evalsha");
+        assert_eq!(other.check(&all[1], subject).await.is_allowed(), allowed);
+        assert_eq!(calls(&mut admin, "evalsha"), before + sent);
+    }
     // One of two demands is blocked: nothing is charged for the other, also not for another subject.
     let free = Policy::sliding_window("free", Quota::per_hour(5));
     for subject in ["user:42", "user:43"] {

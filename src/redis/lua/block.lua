@@ -1,11 +1,12 @@
 -- block.lua: blocks a subject under one policy for a time, or lets it in again.
 --
 -- KEYS[1]  blocks         string: of each policy that blocks the subject its name and until when (us), by spaces
+-- KEYS[2]  flag           exists while anybody may be blocked
 -- ARGV[1]  now            us, 0: the server's
 -- ARGV[2]  policy
 -- ARGV[3]  how long       us, 0: not any more
 -- returns  now (us)
-local key = KEYS[1]
+local key, flag = KEYS[1], KEYS[2]
 local now, policy, long = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 if now == 0 then
   local time = redis.call('TIME')
@@ -28,6 +29,8 @@ if long > 0 then add(policy, now + long) end
 if #blocks == 0 then
   redis.call('DEL', key)
 else
-  redis.call('SET', key, table.concat(blocks, ' '), 'PX', math.ceil((last - now) / 1000))
+  local lifetime = math.ceil((last - now) / 1000)
+  redis.call('SET', key, table.concat(blocks, ' '), 'PX', lifetime)
+  if redis.call('PTTL', flag) < lifetime then redis.call('SET', flag, 1, 'PX', lifetime) end
 end
 return now

@@ -1,4 +1,4 @@
--- What decide.lua and settle.lua begin with: the frame, the time, and how a token bucket is read and kept.
+-- What decide.lua and settle.lua begin with: the frame, the time, and how windows and buckets are read and kept.
 
 local frame = cmsgpack.unpack(ARGV[1])
 local now = frame[1]
@@ -6,18 +6,34 @@ if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+local now_ms = math.floor(now / 1000)
+local SUM = 4294967296
+
+-- A fixed window in one number: 2^52, plus its end (ms, modulo 2^35) * 2^17, plus the units used. They may be so many
+-- that as many again can be added, before they are taken back.
+local PACKED, YEAR, COUNT, MOST_PACKED = 4503599627370496, 34359738368, 131072, 65535
+local LONGEST = 31622400000 -- ms, 366 days; an end that seems further ahead lies in the past
+local SLACK = 1000 -- ms that such a key outlives its window, by clocks that may differ
+
+-- Returns the units used in a window and the ms left of it, -1 if a lifetime that should tell is lost.
+local function window_of(key, value)
+  if value < PACKED then return value, redis.call('PTTL', key) end
+  local used = (value - PACKED) % COUNT
+  local left = ((value - PACKED - used) / COUNT - now_ms) % YEAR
+  if left > LONGEST or value >= 2 * PACKED then left = 0 end
+  return used, left
+end
+
+-- Returns a window that ends in `left` ms.
+local function packed(used, left)
+  return PACKED + (now_ms + left) % YEAR * COUNT + used
+end
 
 local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
 local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
 local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
 local SPAN = 1048576 -- us
-local SUM = 4294967296
 local era_now = FIRST + now % (ERA / 10) * 10
-
--- Returns what a string holds if it is an integer, and nothing else.
-local function integer(value)
-  return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)
-end
 
 -- Returns the lifetime, in ms, of a bucket that is full at `value` on a clock of `scale` units per us.
 local function lifetime(value, clock, scale)
@@ -43,5 +59,10 @@ local function level_of(old, scale, capacity)
     if level > LATEST then level = 0 end
   end
   return math.min(math.max(0, level), 2 * capacity)
+end
+
+-- Returns what a string holds if it is an integer, and nothing else.
+local function integer(value)
+  return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)
 end
 

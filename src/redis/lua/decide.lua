@@ -1,15 +1,19 @@
 -- decide.lua: decides on requests; each charges all of its demands, or none of them.
 --
--- KEYS[i]  state, blocks  one state a demand, in the order of the frame, and behind them, for each request,
---                         the blocks of its subject: once if all its demands share it, else one a demand
+-- KEYS[1]  flag           exists while anybody may be blocked
+-- KEYS[i]  state, blocks  one state a demand, in the order of the frame, and behind them, if the caller believes
+--                         that the flag exists, for each request the blocks of its subject: once if all its
+--                         demands share it, else one a demand
 -- ARGV[1]  frame          MessagePack array of integers:
---                         now (us, 0: the server's), number of requests, number of states, and for each
---                         request its number of demands, how often it is made, its number of blocks, and for
---                         each demand one of
+--                         now (us, 0: the server's), number of states, and for each run of requests that differ
+--                         in their keys alone: how many they are, how often each is made, the demands of each,
+--                         the blocks of each, and for each of the demands one of
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
--- returns  now (us), and for each demand, as it was before this call,
+-- returns  now (us)       or nothing but 0 if the flag exists and no blocks were sent: nothing was done then
+--          flag           1 if it exists, else 0
+--          found          for each demand, as it was before this call,
 --                           fixed window    units used, ms left
 --                           sliding window  units used, us to the next unit, to none used, to this cost, tie
 --                           token bucket    time until full
@@ -21,7 +25,8 @@
 -- A request that is made several times has one demand at a cost above zero, and is admitted as often as it fits. A
 -- sliding window answers each time until it refuses.
 --
--- Fixed window:   an integer, the units used. The key's lifetime is the window.
+-- Fixed window:   an integer: the units used and the window's end (common.lua tells how), or, where the limit is
+--                 too large for that, the units used; the key's lifetime is the window then.
 -- Sliding window: a sorted set. Members are charges: "<us>" for one unit, "<us>:<tie>:<units>" else, with their
 --                 time as score. Two members head it with negative scores: "@" is minus the time of the newest
 --                 charge, "#" is minus (ties * 2^32 + units used).
@@ -30,28 +35,31 @@
 --                 tells which. A key lives at least to the next whole 2^20 us after that time, by whichever
 --                 policy it was written, so that moving the time within such a span need not touch the lifetime.
 --
--- A charge is written first and taken back if it does not fit: that is one command for a token bucket, and two
--- for a window, in the usual case.
+-- A charge is written first and taken back if it does not fit: that is one command in the usual case.
 
-local now_ms = math.floor(now / 1000)
 local EXACT = 9007199254740992 -- 2^53
 local MOST_TIES = 2097151
 local TRIM, WALK, MOVE = 1000, 64, 128
+local call = redis.call
 
--- What blocks subjects; hardly ever anything.
-local blocks = redis.call('MGET', unpack(KEYS, frame[3] + 1))
+local states = frame[2]
+local flag = call('EXISTS', KEYS[1])
+local any_blocks, blocks = false, nil
+if flag == 1 then
+  if #KEYS == states + 1 then return 0 end
+  blocks = call('MGET', unpack(KEYS, states + 2))
+  for i = 1, #KEYS - states - 1 do any_blocks = any_blocks or blocks[i] end
+end
 
-local any_blocks = false
-for i = 1, #KEYS - frame[3] do any_blocks = any_blocks or blocks[i] end
-
-local reply, told = { now }, 1
-local key_at, block_at, at = 0, 0, 4
--- Of the request under way: its demands, how often it is made, where they begin, and whether it may pass.
-local demands, times, first_at, admitted
--- What INCRBY has answered already for the only demand of the request under way.
-local added
--- Decides on the request at `at`; goes on behind one that failed. Made by the first request that needs them.
-local request, skip
+local reply, told = { now, flag }, 2
+-- Where the run under way begins in the frame, how many of its requests are done, and what lies before the states and
+-- the blocks of the next.
+local at, done, key_at, block_at = 3, 0, 0, 0
+-- Of the request under way: how far the reply had come before it, whether it may pass, and what INCRBY has answered
+-- already for its only demand.
+local before, admitted, added
+-- Decides on the next request, whatever it is; goes on behind one that failed. Made by the first that needs them.
+local decide, skip
 
 -- Makes what decides on requests of any kind; most need none of it.
 local function prepare()
@@ -77,15 +85,15 @@ local function prepare()
 
   -- Returns when `units` have left a sorted set, by the charges from rank `from` on.
   local function left_by(key, from, units)
-    local rows = redis.call('ZRANGE', key, from, from + math.min(units, WALK) - 1, 'WITHSCORES')
+    local rows = call('ZRANGE', key, from, from + math.min(units, WALK) - 1, 'WITHSCORES')
     for i = 1, #rows, 2 do
       local worth = units_of(rows[i])
       if units <= worth then return math.min(tonumber(rows[i + 1]), now) end
       units = units - worth
     end
     local rank = from + WALK + units - 1
-    local row = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
-    if #row == 0 then row = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES') end
+    local row = call('ZRANGE', key, rank, rank, 'WITHSCORES')
+    if #row == 0 then row = call('ZRANGE', key, -1, -1, 'WITHSCORES') end
     return math.min(tonumber(row[2]), now)
   end
 
@@ -96,31 +104,58 @@ local function prepare()
       or string.find(text, 'overflow', 1, true)
   end
 
-  -- Takes back what a demand has charged.
-  local function undo(k, key, kind, cost, window)
-    if began[k] then
-      redis.call('DEL', key)
-    elseif kind == 2 then
-      redis.call('ZREM', key, member[k])
-      redis.call('ZADD', key, -(ties[k] * SUM + sum[k]), '#', -last[k], '@')
-      if renew[k] then redis.call('PEXPIRE', key, math.ceil(window / 1000)) end
+  -- Returns what a key holds, or what it holds after a charge; nothing if no limiter wrote it.
+  local function read(key, all)
+    local value = added
+    if all == 0 then
+      value = redis.pcall('GET', key)
+    elseif not added then
+      value = redis.pcall('INCRBY', key, all)
+    end
+    added = nil
+    if type(value) == 'table' then
+      if not is_foreign(value) then error(value.err, 0) end
+      return nil
+    end
+    if all == 0 then return integer(value) or nil end
+    return value
+  end
+
+  -- Keeps a fixed window of which more than the units has changed.
+  local function keep_window(key, used, left, limit, aligned)
+    if limit <= MOST_PACKED and used <= MOST_PACKED then
+      call('SET', key, packed(used, left), 'PX', left + SLACK)
+    elseif aligned and frame[1] == 0 then
+      -- To the millisecond: a lifetime would count from when the script began, before we read the clock.
+      call('SET', key, used, 'PXAT', now_ms + left)
     else
-      redis.call('DECRBY', key, cost)
+      call('SET', key, used, 'PX', left)
     end
   end
 
-  -- Decides on the request at `at`.
-  function request()
-    demands, times = frame[at], frame[at + 1]
-    local own_blocks = frame[at + 2]
-    first_at = at + 3
+  -- Takes back what a demand has charged.
+  local function undo(k, key, kind, cost, window)
+    if began[k] then
+      call('DEL', key)
+    elseif kind == 2 then
+      call('ZREM', key, member[k])
+      call('ZADD', key, -(ties[k] * SUM + sum[k]), '#', -last[k], '@')
+      if renew[k] then call('PEXPIRE', key, math.ceil(window / 1000)) end
+    else
+      call('DECRBY', key, cost)
+    end
+  end
+
+  -- Charges all demands of the next request, or none, and tells what it found.
+  local function request()
+    local times, demands, own_blocks = frame[at + 1], frame[at + 2], frame[at + 3]
     local first_key, blocked = key_at, nil
     admitted = true
 
-    at = first_at
+    local p = at + 4
     for d = 1, demands do
       local k = key_at + d
-      local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+      local key, kind, cost = KEYS[k + 1], frame[p], frame[p + 1]
       charged[k] = nil
       local found = any_blocks and blocks[block_at + math.min(d, own_blocks)]
       if found then
@@ -131,59 +166,47 @@ local function prepare()
           blocked[d], admitted, cost = long, false, 0
         end
       end
+      local all = cost * times
 
       if kind == 1 then
-        local limit, window, aligned = frame[at + 2], frame[at + 3], frame[at + 4] == 1
+        local limit, window, aligned = frame[p + 2], frame[p + 3], frame[p + 4] == 1
         if aligned then window = window - now_ms % window end
-        at = at + 5
-        local used, ttl = 0, 0
-        if cost == 0 then
-          local value = redis.pcall('GET', key)
-          if type(value) == 'table' and not is_foreign(value) then error(value.err, 0) end
-          used = integer(value) or 0
-          ttl = used > 0 and redis.call('PTTL', key) or 0
-          if ttl < 0 or ttl > window then ttl = window end
-          if ttl == 0 then used = 0 end
-        else
-          local all = cost * times
-          local value = added or redis.pcall('INCRBY', key, all)
-          added = nil
-          local foreign = type(value) ~= 'number'
-          if foreign then
-            if not is_foreign(value) then error(value.err, 0) end
-          else
-            -- Charged from here on, whatever fails next.
-            charged[k], began[k] = true, value == all
-            used, ttl = value - all, redis.call('PTTL', key)
-          end
-          if used < 0 or ttl == 0 or (ttl < 0 and used == 0) then
-            used, ttl = 0, 0
-          elseif ttl < 0 or ttl > window then
-            ttl = window
-            redis.call('PEXPIRE', key, ttl)
-          end
+        p = p + 5
+        local used, ttl, kept = 0, 0, true
+        local value = read(key, all)
+        -- Charged from here on, whatever fails next.
+        if value and all > 0 then charged[k], began[k] = true, value == all end
+        if value and (all > 0 or value ~= 0) then
+          used, ttl = window_of(key, value - all)
+          kept = value < PACKED or limit <= MOST_PACKED
+        end
+        if used < 0 or ttl == 0 or (ttl < 0 and used == 0) then
+          used, ttl = 0, 0
+        elseif ttl < 0 or ttl > window then
+          ttl, kept = window, false
+        end
+        if all > 0 then
           began[k] = ttl == 0
           local fit = all
           if used + all > limit then fit = math.floor((limit - used) / cost) * cost end
           if fit > 0 then
             charged[k] = true
-            if ttl == 0 and aligned and frame[1] == 0 then
-              -- To the millisecond: a lifetime would count from when the script began, before we read the clock.
-              redis.call('SET', key, fit, 'PXAT', now_ms + window)
-            elseif ttl == 0 then redis.call('SET', key, fit, 'PX', window)
-            elseif fit < all then redis.call('DECRBY', key, all - fit) end
+            if ttl == 0 then keep_window(key, fit, window, limit, aligned)
+            elseif not kept then keep_window(key, used + fit, ttl, limit, aligned)
+            elseif fit < all then call('DECRBY', key, all - fit) end
           else
             admitted, charged[k] = false, nil
-            if foreign then -- it stays as it is until a charge replaces it
-            elseif ttl == 0 then redis.call('DEL', key)
-            else redis.call('DECRBY', key, all) end
+            if not value then -- it stays as it is until a charge replaces it
+            elseif ttl == 0 then call('DEL', key)
+            elseif not kept then keep_window(key, used, ttl, limit, aligned)
+            else call('DECRBY', key, all) end
           end
         end
         was[k], left[k] = math.min(used, SUM - 1), ttl
 
       elseif kind == 2 then
-        local limit, window = frame[at + 2], frame[at + 3]
-        at = at + 4
+        local limit, window = frame[p + 2], frame[p + 3]
+        p = p + 4
         local used, tie, newest, mended = 0, 0, 0, false
         local head = redis.pcall('ZMSCORE', key, '#', '@')
         if head.err then
@@ -198,18 +221,18 @@ local function prepare()
         if newest > now and cost > 0 then
           -- The clock was set back: what lies in the future counts from now.
           local after = string.format('(%.0f', now)
-          local future = redis.call('ZRANGEBYSCORE', key, after, '+inf', 'LIMIT', 0, MOVE + 1)
+          local future = call('ZRANGEBYSCORE', key, after, '+inf', 'LIMIT', 0, MOVE + 1)
           local moved = 0
           for i = 1, #future do moved = moved + units_of(future[i]) end
           if #future > MOVE then
             moved = used
-            redis.call('DEL', key)
+            call('DEL', key)
           end
           if moved > 0 then
             tie = tie % MOST_TIES + 1
-            redis.call('ZADD', key, now, string.format('%.0f:%d:%.0f', now, tie, moved))
+            call('ZADD', key, now, string.format('%.0f:%d:%.0f', now, tie, moved))
           end
-          redis.call('ZREMRANGEBYSCORE', key, after, '+inf')
+          call('ZREMRANGEBYSCORE', key, after, '+inf')
           newest, mended = now, true
         end
 
@@ -220,7 +243,7 @@ local function prepare()
           began[k] = false
           local step = 2
           repeat
-            local rows = redis.call('ZRANGE', key, 2 + trimmed, 1 + trimmed + step, 'WITHSCORES')
+            local rows = call('ZRANGE', key, 2 + trimmed, 1 + trimmed + step, 'WITHSCORES')
             for i = 1, #rows, 2 do
               local time = tonumber(rows[i + 1])
               if time > cutoff or trimmed == TRIM then
@@ -247,40 +270,27 @@ local function prepare()
             end
             local name = now
             if mine > 0 or cost > 1 then name = string.format('%.0f:%d:%.0f', now, mine, cost) end
-            if began[k] then redis.call('DEL', key) end
-            redis.call('ZADD', key, -(tie * SUM + used + cost), '#', -now, '@', now, name)
+            if began[k] then call('DEL', key) end
+            call('ZADD', key, -(tie * SUM + used + cost), '#', -now, '@', now, name)
             member[k], was[k] = name, mine
           else
             admitted = false
-            if mended or trimmed > 0 then redis.call('ZADD', key, -(tie * SUM + used), '#', -newest, '@') end
-            if mended then redis.call('PEXPIRE', key, math.ceil(window / 1000)) end
+            if mended or trimmed > 0 then call('ZADD', key, -(tie * SUM + used), '#', -newest, '@') end
+            if mended then call('PEXPIRE', key, math.ceil(window / 1000)) end
           end
           -- After the sum was written, so that a server that is out of memory has refused that first.
-          if trimmed > 0 then redis.call('ZREMRANGEBYRANK', key, 2, 1 + trimmed) end
+          if trimmed > 0 then call('ZREMRANGEBYRANK', key, 2, 1 + trimmed) end
           ties[k], renew[k] = tie, mended
         end
 
       else
-        local capacity, step, scale = frame[at + 2], frame[at + 3], frame[at + 4]
-        at = at + 5
+        local capacity, step, scale = frame[p + 2], frame[p + 3], frame[p + 4]
+        p = p + 5
         local clock = scale == 1 and now or era_now
-        local value, old
-        local all = cost * times
-        if cost == 0 then
-          value = redis.pcall('GET', key)
-          if type(value) == 'table' and not is_foreign(value) then error(value.err, 0) end
-          old = integer(value) or 0
-        else
-          value = added or redis.pcall('INCRBY', key, all)
-          added = nil
-          if type(value) == 'number' then
-            old = value - all
-            -- Charged from here on, whatever fails next.
-            charged[k] = true
-          elseif not is_foreign(value) then
-            error(value.err, 0)
-          end
-        end
+        local value = read(key, all)
+        local old = value and value - all
+        -- Charged from here on, whatever fails next.
+        charged[k] = all > 0 and value ~= nil
         local level = (old or 0) - clock
         renew[k], began[k] = nil, old == 0
         if old and cost > 0 and level >= 0 and level + all <= capacity then
@@ -292,13 +302,13 @@ local function prepare()
             charged[k] = true
             began[k] = level == 0
             value = clock + level + math.min(times, math.floor((capacity - level) / cost)) * cost
-            redis.call('SET', key, value, 'PX', lifetime(value, clock, scale))
+            call('SET', key, value, 'PX', lifetime(value, clock, scale))
           else
             admitted, charged[k] = false, nil
             if not old then -- it stays as it is until a charge replaces it
-            elseif old == 0 then redis.call('DEL', key)
-            elseif level == 0 or old == clock + level then redis.call('DECRBY', key, all)
-            else redis.call('SET', key, clock + level, 'PX', lifetime(clock + level, clock, scale)) end
+            elseif old == 0 then call('DEL', key)
+            elseif level == 0 or old == clock + level then call('DECRBY', key, all)
+            else call('SET', key, clock + level, 'PX', lifetime(clock + level, clock, scale)) end
           end
         end
         was[k] = level
@@ -314,26 +324,26 @@ local function prepare()
         reply[told] = blocked[d] or 0
       end
     end
-    at = first_at
+    p = at + 4
     for d = 1, demands do
       local k = first_key + d
-      local key, kind, cost = KEYS[k], frame[at], frame[at + 1]
+      local key, kind, cost = KEYS[k + 1], frame[p], frame[p + 1]
       if blocked and blocked[d] then cost = 0 end
-      if charged[k] and not admitted then undo(k, key, kind, cost, frame[at + 3]) end
+      if charged[k] and not admitted then undo(k, key, kind, cost, frame[p + 3]) end
 
       if kind == 1 then
-        at = at + 5
+        p = p + 5
         reply[told + 1], reply[told + 2] = was[k], left[k]
         told = told + 2
 
       elseif kind == 2 then
-        local limit, window = frame[at + 2], frame[at + 3]
-        at = at + 4
+        local limit, window = frame[p + 2], frame[p + 3]
+        p = p + 4
         local used, newest, front, front_worth = sum[k], last[k], oldest[k], worth[k]
         told = told + 1
         reply[told] = used
         if charged[k] and admitted then
-          redis.call('PEXPIRE', key, math.ceil(window / 1000))
+          call('PEXPIRE', key, math.ceil(window / 1000))
           if not front then front, front_worth = now, cost end
           used, newest = used + cost, now
         end
@@ -353,106 +363,193 @@ local function prepare()
         told = told + 4
 
       else
-        at = at + 5
-        if charged[k] and admitted and renew[k] then redis.call('PEXPIRE', key, renew[k]) end
+        p = p + 5
+        if charged[k] and admitted and renew[k] then call('PEXPIRE', key, renew[k]) end
         told = told + 1
         reply[told] = was[k]
       end
     end
-    key_at, block_at = key_at + demands, block_at + own_blocks
   end
 
-  -- Goes on behind a request that failed: takes back what it had charged, and tells why.
-  function skip(why, before)
+  -- Goes on to the next request.
+  local function advance()
+    key_at, block_at = key_at + frame[at + 2], block_at + frame[at + 3]
+    done, before = done + 1, nil
+  end
+
+  function decide()
+    local again = frame[at + 4] == 2 and frame[at + 1] or 1
+    repeat
+      before = told
+      request()
+      again = again - 1
+    until again == 0 or not admitted
+    advance()
+  end
+
+  function skip(why)
     for i = told, before + 1, -1 do reply[i] = nil end
     told = before
-    at = first_at
-    for d = 1, demands do
-      local k, kind = key_at + d, frame[at]
-      if charged[k] then pcall(undo, k, KEYS[k], kind, frame[at + 1] * times, frame[at + 3]) end
-      at = at + (kind == 2 and 4 or 5)
+    local p = at + 4
+    for d = 1, frame[at + 2] do
+      local k, kind = key_at + d, frame[p]
+      if charged[k] then pcall(undo, k, KEYS[k + 1], kind, frame[p + 1] * frame[at + 1], frame[p + 3]) end
+      p = p + (kind == 2 and 4 or 5)
     end
-    key_at, block_at = key_at + demands, block_at + frame[first_at - 1]
     told = told + 1
     reply[told] = why
+    advance()
   end
 end
 
--- Decides on a request of one demand in the usual case: there is room for it, and nothing to heal. Returns false if
--- it is not that case; nothing is lost then, and what fails here is tried again by what can take it back.
-local function is_usual()
-  local kind, cost = frame[at + 3], frame[at + 4]
-  if frame[at] ~= 1 or kind == 2 or cost == 0 or any_blocks then return false end
-  local key, all = KEYS[key_at + 1], cost * frame[at + 1]
-  local value = redis.pcall('INCRBY', key, all)
-  added = value
-  if type(value) ~= 'number' then return false end
-  local done
-
-  if kind == 3 then
-    local capacity, scale = frame[at + 5], frame[at + 7]
-    local clock = scale == 1 and now or era_now
-    local level = value - all - clock
-    if level < 0 then -- full, if it is none of the other clock's
-      local old = value - all
-      if all > capacity then return false end
-      if scale == 1 and old ~= 0 and old < SINCE_1970 then return false end
-      if scale ~= 1 and old ~= 0 and (old < FIRST or old >= SINCE_1970 or level % ERA <= LATEST) then return false end
-      level, value = 0, clock + all
-      done = redis.pcall('SET', key, value, 'PX', lifetime(value, clock, scale))
-    elseif level + all > capacity then
-      return false
-    elseif value % frame[at + 6] < all then
-      done = redis.pcall('PEXPIRE', key, lifetime(value, clock, scale))
-    end
-    if type(done) == 'table' and done.err then return false end
-    told = told + 1
-    reply[told] = level
-  else
-    local ttl, window, aligned = redis.pcall('PTTL', key), frame[at + 6], frame[at + 7] == 1
-    local used = value - all
-    if type(ttl) ~= 'number' or used < 0 or value > frame[at + 5] then return false end
-    if ttl == -1 and used == 0 and not aligned then -- the window opens
-      done = redis.pcall('SET', key, all, 'PX', window)
-      if done.err then return false end
-      ttl = 0
-    else
-      if aligned then window = window - now_ms % window end
-      if ttl <= 0 or ttl > window then return false end
-    end
-    reply[told + 1], reply[told + 2] = used, ttl
-    told = told + 2
-  end
-  added = nil
-  at, key_at, block_at = at + 8, key_at + 1, block_at + 1
-  return true
-end
-
-local done, before = 0, 1
+-- Decides on requests of one demand in the usual case: there is room for it, and nothing to heal. Hands over all
+-- others; what fails here is tried again by what can take it back.
 local function run()
-  while done < frame[2] do
-    local start, key_start, block_start = at, key_at, block_at
-    local log, left_to_do = frame[at + 3] == 2, frame[at + 1]
-    repeat
-      at, key_at, block_at, before = start, key_start, block_start, told
-      if is_usual() then break end
-      if not request then prepare() end
-      request()
-      left_to_do = left_to_do - 1
-    until not log or left_to_do == 0 or not admitted
-    done = done + 1
+  local ends = #frame
+  while at < ends do
+    local count, times, kind, cost = frame[at], frame[at + 1], frame[at + 4], frame[at + 5]
+    local all = cost * times
+    local text = string.format('%.0f', all)
+    if frame[at + 2] > 1 or cost == 0 or any_blocks then
+      kind = nil
+    end
+
+    if kind == 1 then
+      local limit, window, aligned = frame[at + 6], frame[at + 7], frame[at + 8] == 1
+      if aligned then window = window - now_ms % window end
+      local packs = limit <= MOST_PACKED and all <= limit
+      local fresh, life = packs and string.format('%.0f', packed(all, window)), string.format('%d', window + SLACK)
+      while done < count do
+        local key = KEYS[key_at + 2]
+        local value = call('INCRBY', key, text)
+        added = value
+        local old, used, ttl = value - all, nil, 0
+        if not packs then
+          used, ttl = old, call('PTTL', key)
+          if old == 0 and ttl == -1 and all <= limit and not aligned then
+            call('SET', key, text, 'PX', window)
+            ttl = 0
+          elseif ttl <= 0 or ttl > window or old < 0 or value > limit then used = nil end
+        elseif old >= PACKED then
+          used = (old - PACKED) % COUNT
+          ttl = ((old - PACKED - used) / COUNT - now_ms) % YEAR
+          if ttl == 0 or ttl > window or used + all > limit then used = nil end
+        elseif old == 0 and call('PTTL', key) == -1 then
+          call('SET', key, fresh, 'PX', life)
+          used = 0
+        end
+        if used then
+          reply[told + 1], reply[told + 2] = used, ttl
+          told, done, key_at, block_at, added = told + 2, done + 1, key_at + 1, block_at + 1, nil
+        else
+          if not decide then prepare() end
+          decide()
+        end
+      end
+
+    elseif kind == 2 and all == 1 then
+      local limit, window = frame[at + 6], frame[at + 7]
+      local now_text, cutoff = string.format('%.0f', now), now - window
+      local newest_text, life = '-' .. now_text, math.ceil(window / 1000)
+      while done < count do
+        local key = KEYS[key_at + 2]
+        local head = call('ZMSCORE', key, '#', '@')
+        local used, newest, front, over
+        if not head[1] and not head[2] then
+          used, front, over = 0, now, 0
+        elseif head[1] and head[2] then
+          used, newest = -tonumber(head[1]), -tonumber(head[2])
+          if newest < now and newest > cutoff then
+            local rows, i = call('ZRANGE', key, '2', '3'), 1
+            over, front = 0, tonumber(rows[1])
+            while front and front <= cutoff do
+              over, i = over + 1, i + 1
+              if i > 2 and over <= WALK then rows, i = call('ZRANGE', key, 2 + over, 3 + over), 1 end
+              front = tonumber(rows[i])
+            end
+          end
+        end
+        -- Ties, charges of several units, and many that are over are not usual.
+        if front and used >= over and used - over < limit and used < SUM then
+          used = used - over
+          call('ZADD', key, '-' .. used + 1, '#', newest_text, '@', now_text, now_text)
+          local answer = redis.pcall('PTTL', key)
+          if type(answer) == 'number' and answer < life then answer = redis.pcall('PEXPIRE', key, life + life) end
+          if over > 0 and type(answer) == 'number' then answer = redis.pcall('ZREMRANGEBYRANK', key, '2', 1 + over) end
+          if type(answer) == 'table' then
+            if newest then
+              call('ZREM', key, now_text)
+              call('ZADD', key, -used - over, '#', -newest, '@')
+            else
+              call('DEL', key)
+            end
+            error(answer.err, 0)
+          end
+          local next_unit = front + window - now
+          reply[told + 1], reply[told + 2], reply[told + 3] = used, next_unit, window
+          reply[told + 4], reply[told + 5] = used + 1 == limit and next_unit or 0, 0
+          told, done, key_at, block_at = told + 5, done + 1, key_at + 1, block_at + 1
+        else
+          if not decide then prepare() end
+          decide()
+        end
+      end
+
+    elseif kind == 3 then
+      local capacity, step, scale = frame[at + 6], frame[at + 7], frame[at + 8]
+      local clock = scale == 1 and now or era_now
+      local full, life = string.format('%.0f', clock + all), string.format('%d', lifetime(clock + all, clock, scale))
+      while done < count do
+        local key = KEYS[key_at + 2]
+        local value = call('INCRBY', key, text)
+        added = value
+        local level = value - all - clock
+        local usual = level >= 0 and level + all <= capacity
+        if usual then
+          if value % step < all then call('PEXPIRE', key, lifetime(value, clock, scale)) end
+        elseif level < 0 and all <= capacity then -- full, if it is none of the other clock's
+          local old = value - all
+          if scale == 1 then usual = old == 0 or old >= SINCE_1970
+          else usual = old == 0 or (old >= FIRST and old < SINCE_1970 and level % ERA > LATEST) end
+          if usual then
+            call('SET', key, full, 'PX', life)
+            level = 0
+          end
+        end
+        if usual then
+          told = told + 1
+          reply[told] = level
+          done, key_at, block_at, added = done + 1, key_at + 1, block_at + 1, nil
+        else
+          if not decide then prepare() end
+          decide()
+        end
+      end
+    end
+
+    while done < count do
+      if not decide then prepare() end
+      decide()
+    end
+    at, done = at + 4, 0
+    for _ = 1, frame[at - 2] do at = at + (frame[at] == 2 and 4 or 5) end
   end
 end
+
+local fine, why
 repeat
-  local fine, why = pcall(run)
+  fine, why = pcall(run)
   if not fine then
-    why = tostring(type(why) == 'table' and why.err or why)
-    -- A replica takes no charge of anybody: that is the whole call's failure.
-    if string.find(why, 'READONLY', 1, true) then return redis.error_reply(string.match(why, 'READONLY.*')) end
-    if not skip then prepare() end
-    skip(why, before)
-    done = done + 1
+    if not decide then prepare() end
+    local decided = false
+    if not before then decided, why = pcall(decide) end
+    if not decided then
+      why = tostring(type(why) == 'table' and why.err or why)
+      -- A replica takes no charge of anybody: that is the whole call's failure.
+      if string.find(why, 'READONLY', 1, true) then return redis.error_reply(string.match(why, 'READONLY.*')) end
+      skip(why)
+    end
   end
-until done == frame[2]
+until fine
 
 return reply

@@ -3,7 +3,7 @@
 -- KEYS[i]  state          one key a charge, in the order of the frame; decide.lua tells what they hold
 -- ARGV[1]  frame          MessagePack array of integers:
 --                         now (us, 0: the server's), and for each charge one of
---                           1, end of its window (ms), how far that may be off (ms), units to add
+--                           1, end of its window (ms), how far a lifetime may be off that (ms), units to add
 --                           2, its time (us), tie, units charged, true units, window (us)
 --                           3, its arrival, time to add, capacity, units per us    (times in these units)
 -- returns  now (us)
@@ -15,11 +15,18 @@ for k = 1, #KEYS do
   if kind == 1 then
     local ends, off_by, more = frame[at + 1], frame[at + 2], frame[at + 3]
     at = at + 4
-    local value = redis.pcall('GET', key)
-    local used = integer(value)
-    local left = used and redis.call('PTTL', key) or 0
-    if left > 0 and math.abs(math.floor(now / 1000) + left - ends) <= off_by then
-      redis.call('INCRBY', key, math.min(math.max(0, used + more), SUM - 1) - used)
+    local value = integer(redis.pcall('GET', key))
+    local used, left = 0, 0
+    if value then used, left = window_of(key, value) end
+    -- Only a lifetime is not exactly where its window ends.
+    if value and value >= PACKED then off_by = 0 end
+    if left > 0 and math.abs(now_ms + left - ends) <= off_by then
+      local settled = math.min(math.max(0, used + more), SUM - 1)
+      if value < PACKED or settled <= MOST_PACKED then
+        redis.call('INCRBY', key, settled - used)
+      else
+        redis.call('SET', key, settled, 'PX', left)
+      end
     end
 
   elseif kind == 2 then
