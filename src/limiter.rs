@@ -152,7 +152,7 @@ impl Limiter {
     ///
     /// When dropped half-way the unit may have been charged; nothing else remains.
     pub async fn check(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
-        self.ask(&[Demand::new(policy, subject)]).await
+        self.decision(&[Demand::new(policy, subject)]).await
     }
 
     /// Asks how one subject stands, and charges nothing.
@@ -163,7 +163,7 @@ impl Limiter {
     ///
     /// When dropped half-way nothing remains.
     pub async fn peek(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
-        self.ask(&[Demand::new(policy, subject).cost(0)]).await
+        self.decision(&[Demand::new(policy, subject).cost(0)]).await
     }
 
     /// Asks several policies together: all are charged, or none.
@@ -175,7 +175,7 @@ impl Limiter {
     ///
     /// When dropped half-way the units may have been charged; nothing else remains.
     pub async fn decide(&self, demands: &[Demand<'_>]) -> (Decision, Charge) {
-        let decision = self.ask(demands).await;
+        let decision = self.decision(demands).await;
         let charge = self.charge(demands, &decision);
         (decision, charge)
     }
@@ -202,7 +202,7 @@ impl Limiter {
         // So long a wait that no clock reaches its end is one without an end.
         let give_up = time::Instant::now().checked_add(max_wait);
         loop {
-            let decision = self.ask(&demand).await;
+            let decision = self.decision(&demand).await;
             if decision.is_allowed() {
                 return Ok(());
             }
@@ -263,17 +263,29 @@ impl Limiter {
         time::timeout(deadline, self.gate.settling.wait()).await.is_ok()
     }
 
-    /// Asks without making a charge of it.
-    pub(crate) fn ask(&self, demands: &[Demand<'_>]) -> Ask {
+    async fn decision(&self, demands: &[Demand<'_>]) -> Decision {
+        let mut decision = Decision::empty();
+        match self.ask(demands, &mut decision) {
+            Some(ask) => ask.await,
+            None => decision,
+        }
+    }
+
+    /// Decides into an empty decision, or returns what to wait for; makes no charge of it.
+    #[inline]
+    pub(crate) fn ask(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Ask> {
         let twins = |(i, demand): (usize, &Demand<'_>)| demands[..i].iter().any(|other| other.is_twin_of(demand));
         if demands.len() > 1 && demands.iter().enumerate().any(twins) {
-            return self.ask_merged(demands);
+            return self.ask_merged(demands, decision);
         }
-        Ask { answer: self.gate.store.decide(demands), places: None }
+        if self.gate.store.decide_now(demands, decision) {
+            return None;
+        }
+        Some(Ask { answer: self.gate.store.decide(demands), places: None })
     }
 
     /// Counts demands for one policy and subject together, and tells each what was decided on their sum.
-    fn ask_merged(&self, demands: &[Demand<'_>]) -> Ask {
+    fn ask_merged(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Ask> {
         let mut merged: Vec<Demand<'_>> = Vec::new();
         let mut places = Vec::with_capacity(demands.len());
         for demand in demands {
@@ -284,7 +296,11 @@ impl Limiter {
             }
             places.push(place.unwrap_or(merged.len() - 1));
         }
-        Ask { answer: self.gate.store.decide(&merged), places: Some(places) }
+        if self.gate.store.decide_now(&merged, decision) {
+            decision.spread(&places);
+            return None;
+        }
+        Some(Ask { answer: self.gate.store.decide(&merged), places: Some(places) })
     }
 
     pub(crate) fn charge(&self, demands: &[Demand<'_>], decision: &Decision) -> Charge {
@@ -330,13 +346,6 @@ pub(crate) struct Ask {
     places: Option<Vec<usize>>,
 }
 
-impl Ask {
-    /// Takes the decision if it is there already, as it is from a store in memory.
-    pub(crate) fn now(&mut self) -> Option<Decision> {
-        if self.places.is_none() { self.answer.take_good() } else { None }
-    }
-}
-
 impl Future for Ask {
     type Output = Decision;
 
@@ -375,7 +384,7 @@ impl Settler for Gate {
         };
         let Ok(runtime) = Handle::try_current() else {
             // Nothing could drive it alone: then it is its caller's to await.
-            return pending;
+            return pending.into();
         };
         let on_its_way = OnItsWay::new(&self.settling);
         let task = runtime.spawn(async move {

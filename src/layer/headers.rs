@@ -21,42 +21,62 @@ pub enum Dialect {
 /// For handlers and `axum::middleware::from_fn`; a [`RateLimitLayer`](super::RateLimitLayer) does it by itself.
 /// What an inner layer has written stays in front. A decision made without the store adds nothing.
 pub fn write_fields(decision: &Decision, headers: &mut HeaderMap) {
-    write_draft_11(decision.outcomes(), None, headers);
+    if let Some(fields) = Fields::of(decision.outcomes(), None) {
+        fields.write(headers);
+    }
 }
 
-/// Adds the fields; `policies` is the value of `RateLimit-Policy` for these outcomes, if that is known.
-pub(super) fn write_draft_11(outcomes: &[Outcome], policies: Option<&HeaderValue>, headers: &mut HeaderMap) {
-    if outcomes.is_empty() {
-        return;
-    }
-    if headers.contains_key(RATE_LIMIT) || headers.contains_key(RATE_LIMIT_POLICY) {
-        write_beside_others(outcomes, headers);
-        return;
-    }
-    let policies = policies.cloned().unwrap_or_else(|| list(outcomes, write_policy));
-    headers.insert(RATE_LIMIT_POLICY, policies);
-    headers.insert(RATE_LIMIT, list(outcomes, write_state));
+/// The values of both fields, written when it was decided.
+#[derive(Debug)]
+pub(super) struct Fields {
+    policies: HeaderValue,
+    states: HeaderValue,
 }
 
-/// Adds to what an inner layer has written, but no name a second time: clients join both fields by it.
-#[cold]
-fn write_beside_others(outcomes: &[Outcome], headers: &mut HeaderMap) {
-    type Item = fn(&mut Buffer<'_>, &Outcome);
-    for (field, item) in [(RATE_LIMIT_POLICY, write_policy as Item), (RATE_LIMIT, write_state as Item)] {
-        let taken = |outcome: &Outcome| headers.get_all(&field).iter().any(|value| has_item(value, outcome.policy()));
-        let (twice, new): (Vec<Outcome>, Vec<Outcome>) = outcomes.iter().cloned().partition(taken);
-        if let Some(outcome) = twice.first() {
-            static WARNED: Once = Once::new();
-            WARNED.call_once(|| {
-                tracing::warn!(
-                    policy = outcome.policy(),
-                    "two nested layers have a rule of this name; the outer one is not told to clients"
-                );
-            });
+impl Fields {
+    /// Writes the fields, if there is anything to tell; `policies` is the value of `RateLimit-Policy` for these
+    /// outcomes, if that is known.
+    pub(super) fn of(outcomes: &[Outcome], policies: Option<&HeaderValue>) -> Option<Self> {
+        if outcomes.is_empty() {
+            return None;
         }
-        // What is of another dialect is left alone: one List of both would be neither.
-        if !new.is_empty() && headers.get_all(&field).iter().all(is_list_of_strings) {
-            headers.append(field, list(&new, item));
+        let policies = policies.cloned().unwrap_or_else(|| list(outcomes, write_policy));
+        Some(Self { policies, states: list(outcomes, write_state) })
+    }
+
+    /// Adds the fields to those of a response.
+    pub(super) fn write(self, headers: &mut HeaderMap) {
+        if headers.contains_key(RATE_LIMIT) || headers.contains_key(RATE_LIMIT_POLICY) {
+            return self.write_beside_others(headers);
+        }
+        headers.insert(RATE_LIMIT_POLICY, self.policies);
+        headers.insert(RATE_LIMIT, self.states);
+    }
+
+    /// Adds to what an inner layer has written, but no name a second time: clients join both fields by it.
+    #[cold]
+    fn write_beside_others(self, headers: &mut HeaderMap) {
+        for (field, value) in [(RATE_LIMIT_POLICY, self.policies), (RATE_LIMIT, self.states)] {
+            let mut new: Vec<&[u8]> = Vec::new();
+            for item in items(&value) {
+                let name = item.name.unwrap_or_default();
+                if headers.get_all(&field).iter().any(|value| has_item(value, name)) {
+                    static WARNED: Once = Once::new();
+                    WARNED.call_once(|| {
+                        tracing::warn!(
+                            policy = %String::from_utf8_lossy(name),
+                            "two nested layers have a rule of this name; the outer one is not told to clients"
+                        );
+                    });
+                } else {
+                    new.push(item.text);
+                }
+            }
+            // What is of another dialect is left alone: one List of both would be neither.
+            if !new.is_empty() && headers.get_all(&field).iter().all(is_list_of_strings) {
+                let value = HeaderValue::from_bytes(&new.join(&b", "[..])).expect("parts of a value are one");
+                headers.append(field, value);
+            }
         }
     }
 }
@@ -128,17 +148,24 @@ impl Buffer<'_> {
 }
 
 /// Returns true if a List has an item whose String is `name`.
-fn has_item(value: &HeaderValue, name: &str) -> bool {
-    items(value).any(|item| item == Some(name.as_bytes()))
+fn has_item(value: &HeaderValue, name: &[u8]) -> bool {
+    items(value).any(|item| item.name == Some(name))
 }
 
 /// Returns true if all items of a List are Strings, as they are since draft 8.
 fn is_list_of_strings(value: &HeaderValue) -> bool {
-    items(value).all(|item| item.is_some())
+    items(value).all(|item| item.name.is_some())
 }
 
-/// Goes through the items of a List: the text within the quotes of a String, `None` for any other.
-fn items(value: &HeaderValue) -> impl Iterator<Item = Option<&[u8]>> {
+/// An item of a List.
+struct Item<'a> {
+    text: &'a [u8],
+    /// The text within the quotes, if it is a String.
+    name: Option<&'a [u8]>,
+}
+
+/// Goes through the items of a List.
+fn items(value: &HeaderValue) -> impl Iterator<Item = Item<'_>> {
     let bytes = value.as_bytes();
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -150,7 +177,8 @@ fn items(value: &HeaderValue) -> impl Iterator<Item = Option<&[u8]>> {
         while bytes.get(at).is_some_and(|byte| *byte != b',') {
             at = if bytes[at] == b'"' { string_end(bytes, at) + 1 } else { at + 1 };
         }
-        Some(string_until.and_then(|end| bytes.get(start + 1..end)))
+        let text = bytes.get(start..at).unwrap_or(&bytes[start..]).trim_ascii_end();
+        Some(Item { text, name: string_until.and_then(|end| bytes.get(start + 1..end)) })
     })
 }
 
@@ -248,7 +276,7 @@ mod tests {
             ("", false),
         ] {
             let value = HeaderValue::from_bytes(value.as_bytes()).expect("a value");
-            assert_eq!(has_item(&value, "a"), has, "{value:?}");
+            assert_eq!(has_item(&value, b"a"), has, "{value:?}");
         }
     }
 }

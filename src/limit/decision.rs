@@ -45,6 +45,18 @@ pub struct Decision {
 pub(crate) type Outcomes = SmallVec<[Outcome; 4]>;
 
 impl Decision {
+    /// Makes a decision on nothing, which lets the request pass.
+    pub fn empty() -> Self {
+        Self::by(Outcomes::new())
+    }
+
+    /// Adds what one more policy said.
+    #[inline]
+    pub fn push(&mut self, outcome: Outcome) {
+        self.allowed &= outcome.is_allowed();
+        self.outcomes.push(outcome);
+    }
+
     /// Decides by what each policy says: all or nothing.
     pub(crate) fn by(outcomes: Outcomes) -> Self {
         let allowed = outcomes.iter().all(Outcome::is_allowed);
@@ -86,9 +98,12 @@ impl Decision {
         self.overflow
     }
 
-    pub(crate) fn in_overflow(mut self) -> Self {
+    pub(crate) fn set_overflow(&mut self) {
         self.overflow = true;
-        self
+    }
+
+    pub(crate) fn outcomes_mut(&mut self) -> &mut [Outcome] {
+        &mut self.outcomes
     }
 
     /// Returns true if waiting cannot help: the cost is above what a policy can ever grant at once.
@@ -155,9 +170,9 @@ pub struct Outcome {
     full: Micros,
     wait: Micros,
     algorithm: Algorithm,
-    /// For how long the subject is blocked.
-    blocked: Micros,
     allowed: bool,
+    /// Whether it is refused since the subject is blocked, for as long as that.
+    blocked: bool,
 }
 
 impl Outcome {
@@ -182,7 +197,7 @@ impl Outcome {
             wait,
             algorithm: policy.algorithm(),
             allowed,
-            blocked: 0,
+            blocked: false,
         }
     }
 
@@ -191,7 +206,7 @@ impl Outcome {
         if long == 0 {
             return self;
         }
-        Self { remaining: 0, next: long, full: self.full.max(long), wait: long, allowed: false, blocked: long, ..self }
+        Self { remaining: 0, next: long, full: self.full.max(long), wait: long, allowed: false, blocked: true, ..self }
     }
 
     /// Returns what has become of this after some time in which nobody was granted anything: an outcome for `asked`
@@ -206,9 +221,8 @@ impl Outcome {
             wait: if self.wait == Standing::NEVER { self.wait } else { self.wait.saturating_sub(age) },
             ..self.clone()
         };
-        if self.blocked > 0 {
-            later.blocked = self.blocked.saturating_sub(age);
-            return (later.blocked > 0 && cost == asked).then_some(later);
+        if self.blocked {
+            return (later.wait > 0 && cost == asked).then_some(later);
         }
         let unchanged = age < self.next || self.next == 0;
         match self.algorithm {
@@ -274,7 +288,7 @@ impl Outcome {
 
     /// Returns true if an operator has blocked the subject under this policy.
     pub fn is_blocked(&self) -> bool {
-        self.blocked > 0
+        self.blocked
     }
 
     /// Returns true if no waiting helps: the cost is above the policy's capacity.

@@ -25,14 +25,14 @@ pub use self::{
     decision::{Decision, Outcome},
     policy::{OnError, Policy},
     quota::Quota,
-    store::{Adjustment, Answer, Charge, Demand, Receipt, Store},
+    store::{Adjustment, Answer, Charge, Demand, Promise, Receipt, Store},
 };
 pub(crate) use self::{
     algorithm::{Standing, State},
     decision::Outcomes,
     policy::Name,
     quota::MAX_UNITS,
-    store::Settler,
+    store::{Pending, Settler},
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::{decision::Proof, fixed_window::FixedWindow, token_bucket::TokenBucket};

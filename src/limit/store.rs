@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::oneshot;
+
 use super::{Decision, MAX_UNITS, Micros, Policy, decision::Proof};
 use crate::{error::Error, key::Key};
 
@@ -25,6 +27,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The outcomes come in the order of the demands. No two demands name the same policy and subject; a cost
     /// of zero asks without charging and leaves no trace.
     fn decide(&self, demands: &[Demand<'_>]) -> Answer;
+
+    /// Decides as [`decide`](Self::decide) does, if that needs no waiting; else does nothing and returns false.
+    ///
+    /// `decision` is [empty](Decision::empty) before. A store that always waits need not have this; one that never
+    /// does spares its callers an [`Answer`].
+    fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
+        let _ = (demands, decision);
+        false
+    }
 
     /// Changes charges to what they truly cost; those whose receipt has expired stay as they are.
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()>;
@@ -52,6 +63,10 @@ macro_rules! store_behind {
         impl<T: Store + ?Sized> Store for $pointer<T> {
             fn decide(&self, demands: &[Demand<'_>]) -> Answer {
                 (**self).decide(demands)
+            }
+
+            fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
+                (**self).decide_now(demands, decision)
             }
 
             fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
@@ -146,7 +161,32 @@ pub struct Answer<T = Decision>(Inner<T>);
 
 enum Inner<T> {
     Ready(Option<Result<T, Error>>),
-    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+    Pending(Pending<T>),
+}
+
+/// An answer that is on its way; small, whatever it will be.
+pub(crate) enum Pending<T> {
+    Boxed(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+    Promised(oneshot::Receiver<Result<T, Error>>),
+}
+
+/// Gives the answer that [`Answer::promised`] is waiting for.
+///
+/// Dropped without that, it answers that the connection to the store was lost.
+#[derive(Debug)]
+pub struct Promise<T = Decision>(oneshot::Sender<Result<T, Error>>);
+
+impl<T> Promise<T> {
+    /// Answers.
+    pub fn keep(self, answer: Result<T, Error>) {
+        // Who has gone away needs no answer.
+        let _ = self.0.send(answer);
+    }
+
+    /// Returns true if nobody waits any more.
+    pub fn is_pointless(&self) -> bool {
+        self.0.is_closed()
+    }
 }
 
 impl<T> Answer<T> {
@@ -157,27 +197,47 @@ impl<T> Answer<T> {
 
     /// Answers when `future` does.
     pub fn pending(future: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
-        Self(Inner::Pending(Box::pin(future)))
+        Self(Inner::Pending(Pending::Boxed(Box::pin(future))))
     }
 
-    /// Returns true if a good answer is there already.
-    pub(crate) fn is_good(&self) -> bool {
-        matches!(self.0, Inner::Ready(Some(Ok(_))))
+    /// Answers when the promise is kept.
+    pub fn promised() -> (Promise<T>, Self) {
+        let (promise, answer) = oneshot::channel();
+        (Promise(promise), Self(Inner::Pending(Pending::Promised(answer))))
     }
 
-    /// Takes a good answer out, if it is there already.
-    pub(crate) fn take_good(&mut self) -> Option<T> {
+    /// Returns the answer that is there already, to be changed in place.
+    pub(crate) fn ready_mut(&mut self) -> Option<&mut T> {
         match &mut self.0 {
-            Inner::Ready(answer @ Some(Ok(_))) => answer.take()?.ok(),
+            Inner::Ready(Some(Ok(answer))) => Some(answer),
             _ => None,
         }
     }
 
     /// Takes an answer that is there already.
-    pub(crate) fn now(self) -> Result<Result<T, Error>, Self> {
+    pub(crate) fn now(self) -> Result<Result<T, Error>, Pending<T>> {
         match self.0 {
-            Inner::Ready(Some(answer)) => Ok(answer),
-            inner => Err(Self(inner)),
+            Inner::Ready(answer) => Ok(answer.expect("an answer is taken once")),
+            Inner::Pending(pending) => Err(pending),
+        }
+    }
+}
+
+impl<T> From<Pending<T>> for Answer<T> {
+    fn from(pending: Pending<T>) -> Self {
+        Self(Inner::Pending(pending))
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Boxed(future) => future.as_mut().poll(cx),
+            Self::Promised(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|kept| kept.unwrap_or_else(|_| Err(Error::store("the connection to the store was lost")))),
         }
     }
 }
@@ -191,7 +251,7 @@ impl<T: Unpin> Future for Answer<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             Inner::Ready(answer) => Poll::Ready(answer.take().expect("an answer is polled until it is ready")),
-            Inner::Pending(future) => future.as_mut().poll(cx),
+            Inner::Pending(pending) => Pin::new(pending).poll(cx),
         }
     }
 }
@@ -207,38 +267,63 @@ impl<T> fmt::Debug for Answer<T> {
 
 /// What a [`Store`] recognises a charge by when it is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt(Proof);
+pub struct Receipt {
+    kind: Kind,
+    tie: u32,
+    number: u64,
+}
+
+/// Of what the number is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    None,
+    Window,
+    Entry,
+    Arrival,
+    Foreign,
+}
 
 impl Receipt {
-    pub(crate) const NONE: Self = Self(Proof::None);
+    pub(crate) const NONE: Self = Self::of(Kind::None, 0);
 
     /// Makes a receipt for a store of your own, of whatever tells its charges apart.
     pub const fn new(id: u64) -> Self {
-        Self(Proof::Foreign(id))
+        Self::of(Kind::Foreign, id)
     }
 
     /// Returns what [`Receipt::new`] was given.
     pub const fn id(self) -> Option<u64> {
-        match self.0 {
-            Proof::Foreign(id) => Some(id),
+        match self.kind {
+            Kind::Foreign => Some(self.number),
             _ => None,
         }
     }
 
     pub(crate) const fn window(ends_ms: u64) -> Self {
-        Self(Proof::Window { ends_ms })
+        Self::of(Kind::Window, ends_ms)
     }
 
     pub(crate) const fn entry(at: Micros, tie: u32) -> Self {
-        Self(Proof::Entry { at, tie })
+        Self { kind: Kind::Entry, tie, number: at }
     }
 
     pub(crate) const fn arrival(ticks: u64) -> Self {
-        Self(Proof::Arrival { ticks })
+        Self::of(Kind::Arrival, ticks)
+    }
+
+    const fn of(kind: Kind, number: u64) -> Self {
+        Self { kind, tie: 0, number }
     }
 
     pub(crate) const fn proof(self) -> Proof {
-        self.0
+        let number = self.number;
+        match self.kind {
+            Kind::None => Proof::None,
+            Kind::Window => Proof::Window { ends_ms: number },
+            Kind::Entry => Proof::Entry { at: number, tie: self.tie },
+            Kind::Arrival => Proof::Arrival { ticks: number },
+            Kind::Foreign => Proof::Foreign(number),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::WhenFull;
 use crate::{
     key::Key,
-    limit::{Adjustment, Decision, Demand, Micros, Outcome, Outcomes, Policy, State},
+    limit::{Adjustment, Decision, Demand, Micros, Outcome, Policy, State},
 };
 
 /// All keys, spread over shards that are locked apart.
@@ -74,40 +74,35 @@ impl Table {
         Self { hashers, shards, max_keys, when_full, blocks: Blocks::default() }
     }
 
-    /// Decides on all demands under the locks of all their shards.
-    pub(super) fn decide(&self, demands: &[Demand<'_>], now: Micros) -> Decision {
-        if self.blocks.count.load(Ordering::Acquire) > 0 {
-            return self.decide_together(demands, now);
-        }
-        if let [demand] = demands {
+    /// Decides on all demands under the locks of all their shards, into a decision that is empty.
+    pub(super) fn decide(&self, demands: &[Demand<'_>], now: Micros, decision: &mut Decision) {
+        if let [demand] = demands
+            && self.blocks.count.load(Ordering::Acquire) == 0
+        {
             let slot = self.slot(demand.policy(), demand.subject());
             let mut shard = self.lock(slot.shard);
             if let Some(outcome) = shard.decide(slot.print, demand, now, self.most(slot.shard)) {
-                let mut outcomes = Outcomes::new();
-                outcomes.push(outcome);
-                return Decision::by(outcomes);
+                return decision.push(outcome);
             }
         }
-        self.decide_together(demands, now)
+        self.decide_together(demands, now, decision);
     }
 
-    fn decide_together(&self, demands: &[Demand<'_>], now: Micros) -> Decision {
+    fn decide_together(&self, demands: &[Demand<'_>], now: Micros, decision: &mut Decision) {
         let mut slots: SmallVec<[Slot; 4]> =
             demands.iter().map(|demand| self.slot(demand.policy(), demand.subject())).collect();
         let mut locked = self.lock_all(&slots);
-        let mut overflow = false;
         for (demand, slot) in demands.iter().zip(&mut slots) {
             if !locked.shard(slot.shard).has_room_for(slot.print, demand, now, self.most(slot.shard)) {
                 *slot = self.overflow_slot(demand.policy());
-                overflow = true;
+                decision.set_overflow();
             }
         }
-        if overflow {
+        if decision.is_overflow() {
             // It comes after all others, so the order in which locks are taken stays the same.
             locked.0.push((SHARDS, self.lock(SHARDS)));
         }
 
-        let mut outcomes = Outcomes::new();
         for (demand, slot) in demands.iter().zip(&slots) {
             let blocked = self.blocked_for(demand, now);
             // Who is blocked only looks.
@@ -116,10 +111,10 @@ impl Table {
                 (true, WhenFull::Refuse) => Outcome::refuse(demand.policy(), 0, Some(WHILE_FULL)),
                 _ => locked.shard(slot.shard).look(slot.print, demand.policy(), cost, now),
             };
-            outcomes.push(outcome.blocked_for(blocked));
+            decision.push(outcome.blocked_for(blocked));
         }
-        if outcomes.iter().all(Outcome::is_allowed) {
-            for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(&mut outcomes) {
+        if decision.is_allowed() {
+            for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(decision.outcomes_mut()) {
                 if demand.cost_u32() > 0 {
                     *outcome = locked.shard(slot.shard).charge(slot.print, demand, now);
                 }
@@ -128,7 +123,6 @@ impl Table {
         for slot in &slots {
             locked.shard(slot.shard).sweep(now, 1);
         }
-        if overflow { Decision::by(outcomes).in_overflow() } else { Decision::by(outcomes) }
     }
 
     pub(super) fn settle(&self, adjustment: &Adjustment<'_>, now: Micros) {

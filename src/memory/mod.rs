@@ -10,7 +10,7 @@ use self::{clock::Clock, limit::Table};
 use crate::{
     error::Error,
     key::Key,
-    limit::{Adjustment, Answer, Demand, Policy, Store},
+    limit::{Adjustment, Answer, Decision, Demand, Policy, Store},
 };
 
 /// Keeps limits in this process's memory.
@@ -117,7 +117,17 @@ impl Default for Memory {
 
 impl Store for Memory {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
-        Answer::ready(Ok(self.table.decide(demands, self.clock.now())))
+        let mut answer = Answer::ready(Ok(Decision::empty()));
+        // Where it is to be, so that it is not moved.
+        if let Some(decision) = answer.ready_mut() {
+            self.table.decide(demands, self.clock.now(), decision);
+        }
+        answer
+    }
+
+    fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
+        self.table.decide(demands, self.clock.now(), decision);
+        true
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {

@@ -13,20 +13,20 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use smallvec::SmallVec;
-use tokio::sync::oneshot;
-
 use super::{
     connect::Connection,
     limit::{Asked, Names, fits, merge_hash},
 };
-use crate::{error::Error, limit::Decision};
+use crate::{
+    error::Error,
+    limit::{Answer, Decision, Promise},
+};
 
 /// A decision that waits for its turn.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) asked: Asked,
-    pub(super) answer: oneshot::Sender<Result<Decision, Error>>,
+    asked: Asked,
+    promise: Promise,
 }
 
 /// The decisions that wait, first come first served.
@@ -38,39 +38,54 @@ struct Waiting {
     jobs: VecDeque<Job>,
     /// The task that empties the queue, while it has nothing to do.
     idle: Option<Waker>,
+    /// Why nobody need wait at present.
+    down: Option<Error>,
 }
 
 impl Queue {
-    pub(super) fn push(&self, job: Job) {
+    /// Puts a request in line; fails at once while there is no connection to be had.
+    pub(super) fn push(&self, asked: Asked) -> Answer {
         let mut waiting = self.lock();
-        waiting.jobs.push_back(job);
+        if let Some(error) = &waiting.down {
+            return Answer::ready(Err(error.clone()));
+        }
+        let (promise, answer) = Answer::promised();
+        waiting.jobs.push_back(Job { asked, promise });
         let idle = waiting.idle.take();
         drop(waiting);
         if let Some(idle) = idle {
             idle.wake();
         }
+        answer
     }
 
-    /// Answers everybody who waits that nothing can be found out.
-    pub(super) fn fail(&self, error: &Error) {
-        let jobs = mem::take(&mut self.lock().jobs);
+    /// Answers everybody who waits, and who comes from now on, that nothing can be found out.
+    pub(super) fn close(&self, error: &Error) {
+        let mut waiting = self.lock();
+        waiting.down = Some(error.clone());
+        let jobs = mem::take(&mut waiting.jobs);
+        drop(waiting);
         for job in jobs {
-            let _ = job.answer.send(Err(error.clone()));
+            job.promise.keep(Err(error.clone()));
         }
+    }
+
+    /// Lets requests wait again.
+    pub(super) fn open(&self) {
+        self.lock().down = None;
     }
 
     /// Takes the next jobs, leaving out those that nobody waits for any more.
     fn take(&self, cx: &Context<'_>) -> Vec<Job> {
         let mut waiting = self.lock();
-        let mut jobs = Vec::with_capacity(waiting.jobs.len().min(MOST_KEYS));
         let mut keys = 0;
-        while keys < MOST_KEYS {
-            let Some(job) = waiting.jobs.pop_front() else { break };
-            if !job.answer.is_closed() {
-                keys += job.asked.len();
-                jobs.push(job);
-            }
-        }
+        let fitting = waiting.jobs.iter().take_while(|job| {
+            let fits = keys < MOST_KEYS;
+            keys += job.asked.len();
+            fits
+        });
+        let count = fitting.count();
+        let jobs: Vec<Job> = waiting.jobs.drain(..count).filter(|job| !job.promise.is_pointless()).collect();
         if jobs.is_empty() {
             waiting.idle = Some(cx.waker().clone());
         }
@@ -122,54 +137,71 @@ impl Future for Batches<'_> {
 }
 
 /// Decides on all jobs in one call, and answers each.
-async fn decide(connection: Connection, names: Names, jobs: Vec<Job>) {
-    let groups = gather(jobs);
-    let requests = groups.iter().map(|group| (&group[0].asked, group.len()));
+async fn decide(connection: Connection, names: Names, mut jobs: Vec<Job>) {
+    let groups = gather(&jobs);
+    let requests = groups.firsts.iter().map(|(first, times)| (&jobs[*first].asked, *times));
     let answer = connection.decide(&names, None, requests).await;
     let mut reply = answer.as_ref().map_err(Clone::clone).and_then(|reply| connection.read(reply));
-    for group in groups {
+    let mut promises = jobs.drain(..).map(|job| (job.asked, Some(job.promise))).collect::<Vec<_>>();
+    for (first, times) in groups.firsts {
         let mut finding = match &mut reply {
-            Ok(reply) => reply.next(&group[0].asked),
+            Ok(reply) => reply.next(&promises[first].0),
             Err(error) => Err(error.clone()),
         };
-        let mut more = group.len();
-        for job in group {
-            more -= 1;
-            let answer = finding.as_mut().map_err(|error| error.clone()).map(|finding| finding.decide(&job.asked));
+        let mut place = first;
+        for more in (0..times).rev() {
+            let (asked, promise) = &mut promises[place];
+            let answer = finding.as_mut().map_err(|error| error.clone()).map(|finding| finding.decide(asked));
             // Charges that are entries are told one by one, up to the first that was refused.
-            let admitted = answer.as_ref().is_ok_and(Decision::is_allowed);
             if let (Ok(found), Ok(reply)) = (&finding, &mut reply)
                 && found.is_followed_by_another()
-                && admitted
+                && answer.as_ref().is_ok_and(Decision::is_allowed)
                 && more > 0
             {
-                finding = reply.next(&job.asked);
+                finding = reply.next(asked);
             }
-            // Who is not there any more needs no answer.
-            let _ = job.answer.send(answer);
+            promise.take().expect("each is in one group").keep(answer);
+            place = groups.nexts.get(place).copied().unwrap_or(place);
         }
     }
 }
 
-/// Requests that are one in the script: they ask the same, for the same subject.
-type Group = SmallVec<[Job; 1]>;
+/// Jobs whose requests are one in the script: they ask the same, for the same subject.
+struct Groups {
+    /// Of each group its first job, and how many there are.
+    firsts: Vec<(usize, usize)>,
+    /// Of each job the next of its group, if there is one.
+    nexts: Vec<usize>,
+}
 
 /// Gathers jobs that can be decided by one addition, in the order of their first.
-fn gather(jobs: Vec<Job>) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::with_capacity(jobs.len());
-    // Where a group of this hash is; a later one of the same hash takes its place, and the earlier grows no more.
-    let mut places = [usize::MAX; PLACES];
-    for job in jobs {
-        let Some(hash) = merge_hash(&job.asked) else {
-            groups.push(SmallVec::from_buf([job]));
-            continue;
-        };
-        let place = &mut places[usize::try_from(hash % PLACES as u64).expect("a small remainder")];
-        match groups.get_mut(*place) {
-            Some(group) if group[0].asked == job.asked && fits(&job.asked, group.len() + 1) => group.push(job),
+fn gather(jobs: &[Job]) -> Groups {
+    let mut groups = Groups { firsts: Vec::with_capacity(jobs.len()), nexts: (0..jobs.len()).collect() };
+    // The latest group of each hash and its last job, found by open addressing in twice as many places.
+    let mut places = vec![None::<(usize, usize)>; (2 * jobs.len()).next_power_of_two()];
+    for (i, job) in jobs.iter().enumerate() {
+        let mut group = None;
+        if let Some(hash) = merge_hash(&job.asked) {
+            let mut at = usize::try_from(hash % places.len() as u64).expect("a small remainder");
+            while let Some((place, _)) = places[at]
+                && jobs[groups.firsts[place].0].asked != job.asked
+            {
+                at = (at + 1) % places.len();
+            }
+            group = Some(at);
+        }
+        let known = group.and_then(|at| places[at]);
+        match known {
+            Some((place, last)) if fits(&job.asked, groups.firsts[place].1 + 1) => {
+                groups.firsts[place].1 += 1;
+                groups.nexts[last] = i;
+                places[group.expect("it was found there")] = Some((place, i));
+            }
             _ => {
-                *place = groups.len();
-                groups.push(SmallVec::from_buf([job]));
+                if let Some(at) = group {
+                    places[at] = Some((groups.firsts.len(), i));
+                }
+                groups.firsts.push((i, 1));
             }
         }
     }
@@ -181,6 +213,3 @@ const CALLS: usize = 2;
 
 /// The keys of one call at most: some hundred microseconds of the server's time.
 const MOST_KEYS: usize = 256;
-
-/// Places to look for a request that asks the same: enough that a call's requests seldom push each other out.
-const PLACES: usize = 512;

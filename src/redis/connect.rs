@@ -18,18 +18,18 @@ use redis::{
 };
 use tokio::{
     runtime::{self, Handle},
-    sync::{Notify, oneshot, watch},
+    sync::{Notify, watch},
     time,
 };
 
 use super::{
-    batch::{Batches, Job, Queue},
+    batch::{Batches, Queue},
     limit::{Asked, Call, Names, Reply, Request},
     script::{BLOCK, DECIDE, Script},
 };
 use crate::{
     error::Error,
-    limit::{Decision, Micros},
+    limit::{Answer, Micros},
 };
 
 /// One connection for each runtime that asks.
@@ -44,7 +44,6 @@ pub(super) struct Connections {
 }
 
 /// One runtime's connection, and the decisions that wait for it.
-#[derive(Clone)]
 struct Line {
     runtime: runtime::Id,
     state: watch::Receiver<State>,
@@ -98,20 +97,17 @@ impl Connections {
     }
 
     /// Puts a request in line for this runtime's connection; fails at once while that is down.
-    pub(super) fn decide(self: &Arc<Self>, asked: Asked) -> Result<oneshot::Receiver<Result<Decision, Error>>, Error> {
-        let line = self.line()?;
-        if let State::Down(error) = &*line.state.borrow() {
-            return Err(down(error));
+    pub(super) fn decide(&self, asked: Asked) -> Answer {
+        match self.with_line(|line| line.queue.push(asked)) {
+            Ok(answer) => answer,
+            Err(error) => Answer::ready(Err(error)),
         }
-        let (answer, answered) = oneshot::channel();
-        line.queue.push(Job { asked, answer });
-        Ok(answered)
     }
 
     /// Waits for this runtime's connection; fails at once while it is down and a pause has not passed.
-    pub(super) async fn get(self: &Arc<Self>) -> Result<Connection, Error> {
-        let mut line = self.line()?;
-        let settled = line.state.wait_for(|state| !matches!(state, State::Connecting)).await;
+    pub(super) async fn get(&self) -> Result<Connection, Error> {
+        let mut state = self.with_line(|line| line.state.clone())?;
+        let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
         match settled.as_deref() {
             Ok(State::Up(connection)) => Ok(connection.clone()),
             Ok(State::Down(error)) => Err(down(error)),
@@ -119,22 +115,31 @@ impl Connections {
         }
     }
 
-    fn line(self: &Arc<Self>) -> Result<Line, Error> {
+    /// Does something with this runtime's line, which is made if there is none.
+    fn with_line<T>(&self, act: impl FnOnce(&Line) -> T) -> Result<T, Error> {
         let Ok(runtime) = Handle::try_current() else {
             return Err(Error::store("redis needs a tokio runtime, and this is none"));
         };
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        // The sender lives in a task of the runtime, and is gone when that is.
-        lines.retain(|line| line.state.has_changed().is_ok());
-        if let Some(line) = lines.iter().find(|line| line.runtime == runtime.id()) {
-            return Ok(line.clone());
+        let id = runtime.id();
+        if let Some(line) = lines.iter().find(|line| line.runtime == id && line.is_kept_up()) {
+            return Ok(act(line));
         }
+        lines.retain(Line::is_kept_up);
         let (sender, state) = watch::channel(State::Connecting);
-        let line = Line { runtime: runtime.id(), state, queue: Arc::default() };
+        let line = Line { runtime: id, state, queue: Arc::default() };
         let clients = [self.client.clone(), self.client_resp2.clone()];
         runtime.spawn(keep_up(clients, self.names.clone(), Arc::clone(&line.queue), sender));
-        lines.push(line.clone());
-        Ok(line)
+        let done = act(&line);
+        lines.push(line);
+        Ok(done)
+    }
+}
+
+impl Line {
+    /// Returns true if the task that works on it lives. It is gone when its runtime is.
+    fn is_kept_up(&self) -> bool {
+        self.state.has_changed().is_ok()
     }
 }
 
@@ -224,6 +229,7 @@ async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: w
         let wait = match connect(&clients, &known).await {
             Ok(handle) => {
                 let connection = Connection { handle, known: Arc::clone(&known) };
+                queue.open();
                 state.send_replace(State::Up(connection.clone()));
                 if work(&state, &known.broken, Batches::new(&queue, &names, connection)).await.is_gone() {
                     return;
@@ -239,7 +245,7 @@ async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: w
                 }
             }
             Err(error) => {
-                queue.fail(&down(&error));
+                queue.close(&down(&error));
                 state.send_replace(State::Down(error));
                 failures = failures.saturating_add(1);
                 pause(failures)

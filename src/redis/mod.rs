@@ -12,7 +12,7 @@ mod script;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
-    connect::{Connections, cut_off},
+    connect::Connections,
     limit::{Asked, Asking, Call, Names},
     script::SETTLE,
 };
@@ -112,12 +112,7 @@ impl Store for Redis {
         if self.now.is_some() {
             return self.decide_alone(asked);
         }
-        let connections = Arc::clone(&self.connections);
-        // Nothing is sent before somebody waits for it.
-        Answer::pending(async move {
-            let answer = connections.decide(asked)?;
-            answer.await.unwrap_or_else(|_| Err(cut_off()))
-        })
+        self.connections.decide(asked)
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     key::Key,
-    limit::{Adjustment, Answer, Decision, Demand, Micros, Outcome, Outcomes, Policy, Store},
+    limit::{Adjustment, Answer, Decision, Demand, Micros, Outcome, Policy, Store},
 };
 
 /// Answers by itself what would be refused anyway, so that refused clients cost the store nothing.
@@ -66,25 +66,26 @@ impl<S: Store> DenyCache<S> {
 impl<S: Store> Store for DenyCache<S> {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
         let now = Instant::now();
-        if let Some(decision) = self.memory.decide(demands, now) {
-            return Answer::ready(Ok(decision));
-        }
         let memory = Arc::clone(&self.memory);
         let ask = |demand: &Demand<'_>| {
             let print = memory.print(demand);
             (print, demand.cost_u32(), memory.cleared(&print))
         };
         let asked: Asked = demands.iter().map(ask).collect();
-        let answer = self.store.decide(demands);
-        Answer::pending(async move {
-            let decision = answer.await?;
-            if decision.is_allowed() {
-                memory.forget(asked.iter().filter(|(_, cost, _)| *cost > 0).map(|(print, ..)| print));
-            } else {
-                memory.remember(&asked, &decision, now);
+        let pending = match self.store.decide(demands).now() {
+            Ok(answered) => {
+                return Answer::ready(answered.inspect(|decision| memory.learn(&asked, decision, now)));
             }
-            Ok(decision)
+            Err(pending) => pending,
+        };
+        Answer::pending(async move {
+            let answered = pending.await;
+            answered.inspect(|decision| memory.learn(&asked, decision, now))
         })
+    }
+
+    fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
+        self.memory.decide(demands, Instant::now(), decision)
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
@@ -124,15 +125,30 @@ impl<S: Store> DenyCache<S> {
 }
 
 impl Recent {
-    /// Decides by what is remembered; `None` if that does not suffice.
-    fn decide(&self, demands: &[Demand<'_>], now: Instant) -> Option<Decision> {
-        self.sets.get()?;
-        let mut outcomes = Outcomes::new();
-        for demand in demands {
-            outcomes.push(self.recall(demand, now)?);
+    /// Decides by what is remembered; returns false, and leaves the decision empty, if that does not suffice.
+    fn decide(&self, demands: &[Demand<'_>], now: Instant, decision: &mut Decision) -> bool {
+        if self.sets.get().is_none() {
+            return false;
         }
-        let refused = outcomes.iter().any(|outcome| !outcome.is_allowed());
-        refused.then(|| Decision::by(outcomes))
+        for demand in demands {
+            match self.recall(demand, now) {
+                Some(outcome) => decision.push(outcome),
+                None => break,
+            }
+        }
+        let refused = decision.outcomes().len() == demands.len() && !decision.is_allowed();
+        if !refused {
+            *decision = Decision::empty();
+        }
+        refused
+    }
+
+    fn learn(&self, asked: &Asked, decision: &Decision, asked_at: Instant) {
+        if decision.is_allowed() {
+            self.forget(asked.iter().filter(|(_, cost, _)| *cost > 0).map(|(print, ..)| print));
+        } else {
+            self.remember(asked, decision, asked_at);
+        }
     }
 
     fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {

@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     error::Error,
     key::Key,
-    limit::{Adjustment, Answer, Decision, Demand, OnError, Policy, Store},
+    limit::{Adjustment, Answer, Decision, Demand, OnError, Pending, Policy, Store},
 };
 
 /// Answers in time, whatever the store does: by the policies' [`OnError`] once the deadline has passed.
@@ -43,18 +43,18 @@ impl<S: Store> Failover<S> {
 
 impl<S: Store> Store for Failover<S> {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
-        let answer = self.store.decide(demands);
-        if answer.is_good() {
-            return answer;
-        }
         // In one call a denial outweighs a permission.
         let denied = demands.iter().any(|demand| demand.policy().on_error_choice() == OnError::Deny);
+        let pending = match self.store.decide(demands).now() {
+            Ok(answered) => return Answer::ready(Ok(self.health.judge(answered, denied))),
+            Err(pending) => pending,
+        };
         let (deadline, health) = (self.deadline, Arc::clone(&self.health));
-        Answer::pending(async move {
-            let answered = within(deadline, answer).await;
-            health.note(answered.as_ref().err());
-            Ok(answered.unwrap_or_else(|_| Decision::without_store(!denied)))
-        })
+        Answer::pending(async move { Ok(health.judge(within(deadline, pending).await, denied)) })
+    }
+
+    fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
+        self.store.decide_now(demands, decision)
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
@@ -71,6 +71,12 @@ impl<S: Store> Store for Failover<S> {
 }
 
 impl Health {
+    /// Takes note of what a store answered, and decides by the policies if that was nothing.
+    fn judge(&self, answered: Result<Decision, Error>, denied: bool) -> Decision {
+        self.note(answered.as_ref().err());
+        answered.unwrap_or_else(|_| Decision::without_store(!denied))
+    }
+
     fn note(&self, error: Option<&Error>) {
         if error.is_none() && !self.failing.load(Ordering::Relaxed) {
             return;
@@ -104,7 +110,7 @@ fn bounded(answer: Answer<()>, deadline: Duration) -> Answer<()> {
     }
 }
 
-async fn within<T: Unpin>(deadline: Duration, answer: Answer<T>) -> Result<T, Error> {
+async fn within<T>(deadline: Duration, answer: Pending<T>) -> Result<T, Error> {
     if Handle::try_current().is_err() {
         // There is no clock to keep a deadline by; the store may still say what it needs.
         return answer.await;

@@ -10,10 +10,10 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::layer::Shared;
+use super::layer::{Shared, takes_fields};
 use crate::{
     key::Key,
-    layer::{RefusalBody, ResponseBody},
+    layer::{RefusalBody, ResponseBody, headers::Fields},
     limit::{Charge, Decision, Demand, Policy},
     limiter::Ask,
 };
@@ -28,17 +28,25 @@ pin_project! {
     {
         #[pin]
         state: State<S, B, S::Future>,
-        shared: Option<Arc<Shared>>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
-        Deciding { ask: Ask, exposed: Option<Vec<Kept>>, ready: Option<(S, Request<B>)> },
-        Calling { #[pin] future: F, decision: Option<Decision> },
+        Deciding { waiting: Option<Waiting<S, B>> },
+        Calling { #[pin] future: F, fields: Option<Fields>, exposed: Option<Box<Decision>> },
         Refused { response: Option<Response<RefusalBody>> },
     }
+}
+
+/// A request that waits for its decision.
+pub(super) struct Waiting<S, B> {
+    pub(super) ask: Ask,
+    pub(super) exposed: Option<Vec<Kept>>,
+    pub(super) inner: S,
+    pub(super) request: Request<B>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// A demand of a request, kept to make a charge of it.
@@ -48,34 +56,35 @@ impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>>,
 {
-    pub(super) fn waiting(
-        ask: Ask,
-        exposed: Option<Vec<Kept>>,
-        inner: S,
-        request: Request<B>,
-        shared: &Arc<Shared>,
-    ) -> Self {
-        let state = State::Deciding { ask, exposed, ready: Some((inner, request)) };
-        Self { state, shared: Some(Arc::clone(shared)) }
+    pub(super) fn waiting(waiting: Waiting<S, B>) -> Self {
+        Self { state: State::Deciding { waiting: Some(waiting) } }
     }
 
+    /// Goes on with a decision: calls the inner service, or refuses.
     pub(super) fn decided(
-        decision: Decision,
-        exposed: Option<Vec<Kept>>,
-        inner: S,
-        request: Request<B>,
-        shared: &Arc<Shared>,
+        decision: &Decision,
+        exposed: Option<&[Kept]>,
+        inner: &mut S,
+        mut request: Request<B>,
+        shared: &Shared,
     ) -> Self {
-        let state = next(shared, decision, exposed.as_deref(), inner, request);
-        Self { state, shared: Some(Arc::clone(shared)) }
+        if !decision.is_allowed() {
+            let (parts, _) = request.into_parts();
+            return Self::refused(shared.refuse(decision, &parts));
+        }
+        if let Some(kept) = exposed {
+            expose(shared, kept, decision, &mut request);
+        }
+        let exposed = exposed.map(|_| Box::new(decision.clone()));
+        Self { state: State::Calling { fields: shared.fields(decision), future: inner.call(request), exposed } }
     }
 
     pub(super) fn unlimited(future: S::Future) -> Self {
-        Self { state: State::Calling { future, decision: None }, shared: None }
+        Self { state: State::Calling { future, fields: None, exposed: None } }
     }
 
     pub(super) fn refused(response: Response<RefusalBody>) -> Self {
-        Self { state: State::Refused { response: Some(response) }, shared: None }
+        Self { state: State::Refused { response: Some(response) } }
     }
 
     pub(super) fn keep(demands: &[Demand<'_>]) -> Vec<Kept> {
@@ -93,21 +102,24 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Deciding { ask, exposed, ready } => {
-                    let decision = ready!(Pin::new(ask).poll(cx));
-                    let shared = this.shared.as_ref().expect("who asked has rules");
-                    let (inner, request) = ready.take().expect("a decision comes once");
-                    next(shared, decision, exposed.as_deref(), inner, request)
+                StateProj::Deciding { waiting } => {
+                    let asked = &mut waiting.as_mut().expect("a decision comes once").ask;
+                    let decision = ready!(Pin::new(asked).poll(cx));
+                    let Waiting { exposed, mut inner, request, shared, .. } =
+                        waiting.take().expect("a decision comes once");
+                    Self::decided(&decision, exposed.as_deref(), &mut inner, request, &shared).state
                 }
-                StateProj::Calling { future, decision } => {
+                StateProj::Calling { future, fields, exposed } => {
                     let mut response = ready!(future.poll(cx))?;
-                    if let (Some(shared), Some(decision)) = (&this.shared, decision) {
-                        shared.write_fields(decision, &mut response);
-                        if shared.expose {
-                            let extensions = response.extensions_mut();
-                            let joined = extensions.get::<Decision>().map(|inner| decision.and(inner));
-                            extensions.insert(joined.unwrap_or_else(|| decision.clone()));
-                        }
+                    if let Some(fields) = fields.take()
+                        && takes_fields(response.status())
+                    {
+                        fields.write(response.headers_mut());
+                    }
+                    if let Some(decision) = exposed.take() {
+                        let extensions = response.extensions_mut();
+                        let joined = extensions.get::<Decision>().map(|inner| decision.and(inner));
+                        extensions.insert(joined.unwrap_or(*decision));
                     }
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
                 }
@@ -119,24 +131,6 @@ where
             this.state.set(next);
         }
     }
-}
-
-/// Goes on when it has been decided: calls the inner service, or refuses.
-fn next<S: Service<Request<B>>, B>(
-    shared: &Shared,
-    decision: Decision,
-    exposed: Option<&[Kept]>,
-    mut inner: S,
-    mut request: Request<B>,
-) -> State<S, B, S::Future> {
-    if !decision.is_allowed() {
-        let (parts, _) = request.into_parts();
-        return State::Refused { response: Some(shared.refuse(&decision, &parts)) };
-    }
-    if let Some(kept) = exposed {
-        expose(shared, kept, &decision, &mut request);
-    }
-    State::Calling { future: inner.call(request), decision: Some(decision) }
 }
 
 /// Lets the handler see the decision and settle its charge, together with those of layers further out.

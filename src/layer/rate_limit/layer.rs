@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Response, header, request::Parts};
+use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
 use smallvec::SmallVec;
 use tower_layer::Layer;
 
@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     layer::{
         RefusalBody,
-        headers::{Dialect, policy_value, write_draft_11},
+        headers::{Dialect, Fields, policy_value},
         key::NoKey,
         refuse,
     },
@@ -168,25 +168,33 @@ impl Shared {
             Some(refusal) => (refusal.0)(decision, request).map(RefusalBody::from),
             None => refuse::refuse(decision, request).expect("the decision was a refusal"),
         };
-        self.write_fields(decision, &mut response);
+        if let Some(fields) = self.fields(decision)
+            && takes_fields(response.status())
+        {
+            fields.write(response.headers_mut());
+        }
         if self.expose {
             response.extensions_mut().insert(decision.clone());
         }
         response
     }
 
-    /// Adds the fields, but to no redirect: a client may wait for its time before it follows, and a 304 would put
-    /// old numbers into a cache (RFC 9111, section 3.2). A switch of protocols has no use for them either.
-    pub(super) fn write_fields<B>(&self, decision: &Decision, response: &mut Response<B>) {
-        let status = response.status();
-        if self.dialect == Dialect::None || status.is_redirection() || status.is_informational() {
-            return;
+    /// Writes the fields of a decision, if clients are to have them.
+    pub(super) fn fields(&self, decision: &Decision) -> Option<Fields> {
+        if self.dialect == Dialect::None {
+            return None;
         }
         let outcomes = decision.outcomes();
         // In the order of the rules, so as many as there are rules are all of them.
         let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len());
-        write_draft_11(outcomes, policies, response.headers_mut());
+        Fields::of(outcomes, policies)
     }
+}
+
+/// Returns true if a response has room for the fields: no redirect, since a client may wait for its time before it
+/// follows, no 304, which would put old numbers into a cache (RFC 9111, section 3.2), and no switch of protocols.
+pub(super) fn takes_fields(status: StatusCode) -> bool {
+    !status.is_redirection() && !status.is_informational()
 }
 
 /// What one request asks of the rules that match it.

@@ -7,8 +7,11 @@ use std::{
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{ResponseFuture, layer::Shared};
-use crate::layer::{ResponseBody, key::NoKey, refuse};
+use super::{ResponseFuture, future::Waiting, layer::Shared};
+use crate::{
+    layer::{ResponseBody, key::NoKey, refuse},
+    limit::Decision,
+};
 
 /// Asks the rules of a [`RateLimitLayer`](super::RateLimitLayer) of each request before the inner service.
 #[derive(Clone, Debug)]
@@ -51,23 +54,25 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The clone may not be ready; the service we polled is. Keep the clone, send that one.
-        let clone = self.inner.clone();
-        let mut inner = mem::replace(&mut self.inner, clone);
-
         let (parts, body) = request.into_parts();
         match self.shared.demands(&parts) {
             Ok(demands) if demands.is_empty() => {
-                ResponseFuture::unlimited(inner.call(Request::from_parts(parts, body)))
+                ResponseFuture::unlimited(self.inner.call(Request::from_parts(parts, body)))
             }
             Ok(demands) => {
-                let mut ask = self.shared.limiter.ask(&demands);
+                let mut decision = Decision::empty();
+                let ask = self.shared.limiter.ask(&demands, &mut decision);
                 let exposed = self.shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
                 let request = Request::from_parts(parts, body);
-                match ask.now() {
-                    Some(decision) => ResponseFuture::decided(decision, exposed, inner, request, &self.shared),
-                    None => ResponseFuture::waiting(ask, exposed, inner, request, &self.shared),
-                }
+                let Some(ask) = ask else {
+                    let exposed = exposed.as_deref();
+                    return ResponseFuture::decided(&decision, exposed, &mut self.inner, request, &self.shared);
+                };
+                // The clone may not be ready; the service we polled is. Keep the clone, send that one.
+                let clone = self.inner.clone();
+                let inner = mem::replace(&mut self.inner, clone);
+                let shared = Arc::clone(&self.shared);
+                ResponseFuture::waiting(Waiting { ask, exposed, inner, request, shared })
             }
             Err(no_key) => {
                 if no_key == NoKey::PeerUnknown {

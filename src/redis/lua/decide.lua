@@ -499,6 +499,7 @@ local function run()
       local capacity, step, scale = frame[at + 6], frame[at + 7], frame[at + 8]
       local clock = scale == 1 and now or era_now
       local full, life = string.format('%.0f', clock + all), string.format('%d', lifetime(clock + all, clock, scale))
+      local since = clock + all - (clock + all) % (SPAN * scale)
       while done < count do
         local key = KEYS[key_at + 2]
         local value = call('INCRBY', key, text)
@@ -511,8 +512,13 @@ local function run()
           local old = value - all
           if scale == 1 then usual = old == 0 or old >= SINCE_1970
           else usual = old == 0 or (old >= FIRST and old < SINCE_1970 and level % ERA > LATEST) end
-          if usual then
+          if usual and old >= since then
+            -- Its lifetime reaches as far as it has to.
+            call('INCRBY', key, string.format('%.0f', -level))
+          elseif usual then
             call('SET', key, full, 'PX', life)
+          end
+          if usual then
             level = 0
           end
         end
