@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
+    future::{Future, Ready, ready},
     net::SocketAddr,
     pin::pin,
     task::{Context, Poll, Waker},
@@ -79,6 +79,27 @@ fn rules() -> [[Rule; 2]; 2] {
     let one = |name: &'static str| Rule::new(name, quota).by(client_ip());
     let two = |name: &'static str| Rule::new(name, quota).by((by_header("x-tenant"), client_ip()));
     [[one("bucket"), two("bucket-too")], [one("window").fixed_window(), two("aligned").fixed_window().aligned()]]
+}
+
+#[test]
+fn a_decision_in_memory_allocates_nothing() {
+    let quota = Quota::per_hour(2);
+    for policy in [Policy::token_bucket("bucket", quota), Policy::fixed_window("window", quota)] {
+        let limiter = Limiter::new(Memory::new());
+        let check = || {
+            let mut decision = pin!(limiter.check(&policy, "user:42"));
+            match decision.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(decision) => decision.is_allowed(),
+                Poll::Pending => panic!("memory answers at once"),
+            }
+        };
+        // The first charge makes the entry.
+        assert!(check());
+        for allowed in [true, false, false] {
+            let counted = allocation_counter::measure(|| assert_eq!(check(), allowed));
+            assert_eq!(counted.count_total, 0, "{}, allowed: {allowed}", policy.name());
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 use tollgate::{Demand, Key, Limiter, Policy, Quota, Redis};
 
 use super::{limiter, only_key, policies, pttl};
-use crate::support::{assert_all_keys_expire, calls, server::Server};
+use crate::support::{all_calls, assert_all_keys_expire, calls, server::Server};
 
 /// What a server has been sent since this was made, as MONITOR tells it.
 struct Monitor(BufReader<TcpStream>);
@@ -65,6 +65,52 @@ async fn one_decision_is_one_evalsha_however_many_rules() {
         assert_eq!(calls(&mut admin, "evalsha"), before + 1);
     }
     assert_all_keys_expire(&mut admin);
+}
+
+#[tokio::test]
+async fn a_decision_costs_few_commands_alone_and_fewer_in_company() {
+    let server = Server::start();
+    let (limiter, mut admin) = (limiter(&server), server.admin());
+    // For all that travel together: the call, its clock, and whom it finds blocked. Besides, what each needs at most;
+    // the bucket is so slow that each charge renews its lifetime.
+    let policies = policies(Quota::per_hour(1_000));
+    for (policy, each) in policies.iter().zip([2, 2, 4, 2]) {
+        let _ = limiter.check(policy, "user:0").await;
+        let before = all_calls(&mut admin);
+        assert!(limiter.check(policy, "user:0").await.is_allowed());
+        let alone = all_calls(&mut admin) - before;
+        assert!(alone <= 3 + each, "{}: {alone} commands", policy.name());
+
+        let all = || {
+            let one = |i| {
+                let (limiter, policy) = (limiter.clone(), policy.clone());
+                async move { limiter.check(&policy, format!("user:{i}")).await.is_allowed() }
+            };
+            (0..64).map(one).collect::<tokio::task::JoinSet<_>>().join_all()
+        };
+        // The first time makes the keys.
+        assert!(all().await.into_iter().all(|allowed| allowed));
+        let (before, sent) = (all_calls(&mut admin), calls(&mut admin, "evalsha"));
+        assert!(all().await.into_iter().all(|allowed| allowed));
+        let (together, sent) = (all_calls(&mut admin) - before, calls(&mut admin, "evalsha") - sent);
+        assert!(sent <= 3, "{}: {sent} calls", policy.name());
+        assert!(together <= 3 * sent + 64 * each, "{}: {together} commands for 64", policy.name());
+    }
+}
+
+#[tokio::test]
+async fn while_a_refusal_is_remembered_the_server_is_sent_nothing() {
+    let server = Server::start();
+    let (limiter, mut admin) = (limiter(&server).deny_max_age(Duration::from_secs(60)), server.admin());
+    for policy in policies(Quota::per_hour(1)) {
+        assert!(limiter.check(&policy, "user:42").await.is_allowed());
+        assert!(!limiter.check(&policy, "user:42").await.is_allowed());
+        let before = all_calls(&mut admin);
+        for _ in 0..100 {
+            assert!(!limiter.check(&policy, "user:42").await.is_allowed());
+        }
+        assert_eq!(all_calls(&mut admin), before, "{}", policy.name());
+    }
 }
 
 #[tokio::test]

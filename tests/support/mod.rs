@@ -33,6 +33,14 @@ pub fn calls(admin: &mut Connection, command: &str) -> u64 {
     })
 }
 
+/// Returns how many commands a server has run since it started, those of scripts included.
+pub fn all_calls(admin: &mut Connection) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(admin).expect("INFO");
+    let counted = stats.lines().filter(|line| line.starts_with("cmdstat_") && !line.starts_with("cmdstat_info:"));
+    let count = |line: &str| line.split(['=', ',']).nth(1).expect("calls=N").parse::<u64>().expect("a number");
+    counted.map(count).sum()
+}
+
 /// Starts this test program once more, as another process that runs one test alone.
 ///
 /// `var` tells the test that it is the other process.
