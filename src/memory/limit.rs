@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use foldhash::quality::RandomState;
+use foldhash::{SharedSeed, quality::SeedableRandomState};
 use hashbrown::{HashTable, hash_table::OccupiedEntry};
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ use crate::{
 
 /// All keys, spread over shards that are locked apart.
 pub(super) struct Table {
-    hashers: [RandomState; 2],
+    hashers: [SeedableRandomState; 2],
     shards: Box<[Mutex<Shard>]>,
     max_keys: usize,
     when_full: WhenFull,
@@ -70,8 +70,14 @@ impl Table {
     pub(super) fn new(max_keys: usize, when_full: WhenFull) -> Self {
         // One more, for the entries that keys share for which there is no room.
         let shards = (0..=SHARDS).map(|_| Mutex::default()).collect();
-        let hashers = [RandomState::default(), RandomState::default()];
+        let hashers = [SeedableRandomState::random(), SeedableRandomState::random()];
         Self { hashers, shards, max_keys, when_full, blocks: Blocks::default() }
+    }
+
+    /// Hashes the same in every process. Whoever knows the seed can look for keys that fall together.
+    pub(super) fn seeded(mut self, seed: u64) -> Self {
+        self.hashers = [seed, !seed].map(|seed| SeedableRandomState::with_seed(seed, SharedSeed::global_fixed()));
+        self
     }
 
     /// Decides on all demands under the locks of all their shards, into a decision that is empty.

@@ -72,6 +72,16 @@ impl Memory {
         (Self::with_clock(Clock::Manual(clock.clone())), clock)
     }
 
+    /// Makes an empty store that spreads its keys in the same way in every process.
+    ///
+    /// Not part of the public face: it lets this crate's tests count instructions.
+    #[doc(hidden)]
+    pub fn seeded_for_tests(seed: u64) -> Self {
+        let memory = Self::new();
+        let table = Table::new(memory.max_keys, memory.when_full).seeded(seed);
+        Self { table: Arc::new(table), ..memory }
+    }
+
     /// Returns the number of keys that are kept: the live ones, and those not yet swept away.
     pub fn len(&self) -> usize {
         self.table.len()

@@ -83,6 +83,24 @@ impl Redis {
         self
     }
 
+    /// Writes the command of one decision, and decides by what a script might return to it: what a decision costs
+    /// this process besides sending and waiting.
+    ///
+    /// Not part of the public face: it lets this crate's tests count instructions.
+    ///
+    /// # Errors
+    ///
+    /// If the numbers are no answer to these demands.
+    #[doc(hidden)]
+    pub fn without_server_for_tests(&self, demands: &[Demand<'_>], told: &[i64]) -> Result<(Vec<u8>, Decision), Error> {
+        let asked: Asked = demands.iter().map(Asking::from).collect();
+        let call = Call::decide(self.connections.names(), self.now, [(&asked, 1)].into_iter());
+        let command = DECIDE.command(&call).get_packed_command();
+        let reply = redis::Value::Array(told.iter().map(|number| redis::Value::Int(*number)).collect());
+        let mut finding = Reply::new(&reply)?.next(&asked)?;
+        Ok((command, finding.decide(&asked)))
+    }
+
     /// Decides by a fixed time, apart from all others.
     fn decide_alone(&self, asked: Asked) -> Answer {
         let (connections, now) = (Arc::clone(&self.connections), self.now);

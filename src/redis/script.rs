@@ -24,13 +24,18 @@ impl Script {
     ///
     /// `NOSCRIPT` proves that nothing ran, so asking again charges nothing twice.
     pub(super) async fn call(&self, connection: &mut MultiplexedConnection, call: &Call) -> Result<Value, RedisError> {
-        let sha = self.sha.get_or_init(|| Sha1::from(self.text).digest().to_string());
-        match command("EVALSHA", sha, call).query_async(connection).await {
+        match self.command(call).query_async(connection).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 command("EVAL", self.text, call).query_async(connection).await
             }
             answer => answer,
         }
+    }
+
+    /// Calls the script by its SHA.
+    pub(super) fn command(&self, call: &Call) -> Cmd {
+        let sha = self.sha.get_or_init(|| Sha1::from(self.text).digest().to_string());
+        command("EVALSHA", sha, call)
     }
 }
 
