@@ -1,176 +1,250 @@
-use std::{
-    cell::Cell,
-    future::Future,
-    net::TcpListener,
-    process::{Child, Command, Stdio},
-    rc::Rc,
-    time::Duration,
-};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
 use redis::aio::MultiplexedConnection;
 use tokio::runtime::Runtime;
-use tollgate::{Limiter, OnError, Policy, Quota, Redis};
+use tollgate::{Limiter, OnError, Policy, Quota, RateLimitLayer, Redis, Rule, layer::extension, limit::Algorithm};
+use tower::{Layer, Service, ServiceExt};
+use tower_rate_limiter::{FixedWindow, GcraQuota, KeyExtractor, RateLimitError, RedisGcra, RedisStore};
+use trypema::{
+    RateLimit, RateLimitDecision, RateLimiterBuilder,
+    redis::{RedisKey, RedisRateLimiterProvider},
+};
 
-use crate::{Case, table};
+use crate::{
+    cores,
+    layer::Hello,
+    run::{Case, Run, Wanted},
+    server::{Server, closed_loop, runtime},
+};
 
 const KEYS: u64 = 10_000;
+const DAY: Duration = Duration::from_secs(86_400);
 
-/// A server on a core of its own, where `taskset` is there to give it one.
-struct Server(Child, u16);
+/// Who asks; an extension of the request, as authentication leaves one.
+#[derive(Clone, Copy)]
+struct User(u64);
 
-impl Server {
-    fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
-        let program = std::env::var("TOLLGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let child = Command::new("taskset")
-            .args([
-                "-c",
-                "1",
-                &program,
-                "--port",
-                &port.to_string(),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-            ])
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server starts");
-        // The server tells nobody when it is ready.
-        std::thread::sleep(Duration::from_millis(500));
-        Self(child, port)
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user:{:07}", self.0)
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// Reads the user for tower-rate-limiter.
+#[derive(Clone)]
+struct ByUser;
+
+impl KeyExtractor for ByUser {
+    type Key = User;
+
+    fn extract<B>(&self, request: &Request<B>) -> Result<User, RateLimitError> {
+        let user = request.extensions().get::<User>().copied();
+        user.ok_or_else(|| RateLimitError::Key("no".to_owned(), "user".to_owned()))
     }
 }
 
-/// Keeps `in_flight` operations going until there were `total`.
-fn closed_loop<F: Future<Output = ()>>(
-    rt: &Runtime,
+fn request(key: u64) -> Request<Body> {
+    let mut request = Request::new(Body::empty());
+    request.extensions_mut().insert(User(key));
+    request
+}
+
+/// Where requests come from, and how many of them.
+#[derive(Clone, Copy)]
+struct Load<'a> {
+    runtime: &'a Runtime,
     in_flight: u64,
     total: u64,
-    operation: impl Fn(u64) -> F + 'static,
-) -> u64
-where
-    F: Future<Output = ()> + 'static,
-{
-    let local = tokio::task::LocalSet::new();
-    let (next, operation) = (Rc::new(Cell::new(0u64)), Rc::new(operation));
-    local.block_on(rt, async {
-        let tasks: Vec<_> = (0..in_flight)
-            .map(|_| {
-                let (next, operation) = (Rc::clone(&next), Rc::clone(&operation));
-                tokio::task::spawn_local(async move {
-                    while next.get() < total {
-                        let i = next.get();
-                        next.set(i + 1);
-                        operation(i.wrapping_mul(0x9e37_79b9_7f4a_7c15) % KEYS).await;
-                    }
-                })
-            })
-            .collect();
-        for task in tasks {
-            task.await.expect("a task");
-        }
-    });
-    total
 }
 
-pub fn run() {
-    let server = Server::start();
-    let url = format!("redis://127.0.0.1:{}", server.1);
-    let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let connection: MultiplexedConnection = rt.block_on(async {
-        let client = redis::Client::open(url.as_str()).expect("an address");
-        client.get_multiplexed_async_connection().await.expect("a connection")
-    });
-    let limiter = Limiter::new(Redis::open(&url).expect("an address")).deadline(Duration::from_secs(10));
-    let quota = Quota::new(2_000_000_000, Duration::from_secs(86_400)).expect("a quota");
-    let policies = [
-        ("fixed window", Policy::new("fixed", quota, tollgate::limit::Algorithm::FixedWindow).expect("a policy")),
-        (
-            "sliding window",
-            Policy::new(
-                "sliding",
-                Quota::new(2_000_000_000, Duration::from_secs(1)).expect("a quota"),
-                tollgate::limit::Algorithm::SlidingWindow,
-            )
-            .expect("a policy"),
-        ),
-        ("token bucket", Policy::token_bucket("bucket", Quota::per_second(50_000)).burst(2_000_000_000)),
-    ];
-    for in_flight in [1, 16, 64, 256, 1_024] {
-        let total = if in_flight == 1 { 5_000 } else { 60_000 };
-        let mut cases: Vec<Case<'_>> = Vec::new();
-        let rt = &rt;
-        let incr = connection.clone();
-        cases.push((
-            "bare INCR",
-            Box::new(move || {
-                let incr = incr.clone();
-                closed_loop(rt, in_flight, total, move |key| {
-                    let mut connection = incr.clone();
-                    async move {
-                        let _: i64 = redis::cmd("INCR")
-                            .arg(format!("user:{key:07}"))
-                            .query_async(&mut connection)
-                            .await
-                            .expect("INCR");
-                    }
-                })
-            }),
-        ));
-        let script = connection.clone();
-        cases.push((
-            "one EVALSHA a call, return 1",
-            Box::new(move || {
-                let script = script.clone();
-                let sha: String = rt.block_on(async {
-                    let mut connection = script.clone();
-                    redis::cmd("SCRIPT")
-                        .arg("LOAD")
-                        .arg("return 1")
-                        .query_async(&mut connection)
-                        .await
-                        .expect("SCRIPT LOAD")
-                });
-                closed_loop(rt, in_flight, total, move |key| {
-                    let (mut connection, sha) = (script.clone(), sha.clone());
-                    async move {
-                        let _: i64 = redis::cmd("EVALSHA")
-                            .arg(sha)
-                            .arg(1)
-                            .arg(format!("user:{key:07}"))
-                            .query_async(&mut connection)
-                            .await
-                            .expect("EVALSHA");
-                    }
-                })
-            }),
-        ));
-        for (name, policy) in &policies {
-            let (limiter, policy) = (limiter.clone(), policy.clone().on_error(OnError::Deny));
-            cases.push((
-                name,
-                Box::new(move || {
-                    let (limiter, policy) = (limiter.clone(), policy.clone());
-                    closed_loop(rt, in_flight, total, move |key| {
-                        let (limiter, policy) = (limiter.clone(), policy.clone());
-                        async move { assert!(limiter.check(&policy, format!("user:{key:07}")).await.is_allowed()) }
-                    })
-                }),
-            ));
-        }
-        let medians = table(&format!("redis, {in_flight} in flight, one connection, one client thread"), &mut cases);
-        let rates: Vec<String> = medians[2..].iter().map(|median| format!("{:.2}", medians[0] / median)).collect();
-        println!("\nthroughput of bare INCR: fixed, sliding, bucket: {}", rates.join(", "));
+impl<'a> Load<'a> {
+    /// Makes a case of an operation on a key.
+    fn each<F: Future<Output = ()> + 'static>(
+        self,
+        name: &'a str,
+        operation: impl Fn(u64) -> F + Clone + 'static,
+    ) -> Case<'a> {
+        let run = move || closed_loop(self.runtime, self.in_flight, self.total, KEYS, operation.clone());
+        (name, Box::new(run))
+    }
+
+    /// Makes a case of requests to a service, each to a clone of it, as servers do.
+    fn through<S, R>(self, name: &'a str, service: S) -> Case<'a>
+    where
+        S: Service<Request<Body>, Response = Response<R>, Error = Infallible> + Clone + 'static,
+    {
+        self.each(name, move |key| {
+            let service = service.clone();
+            async move {
+                let Ok(response) = service.oneshot(request(key)).await;
+                assert_eq!(response.status(), StatusCode::OK);
+            }
+        })
     }
 }
+
+async fn incr(mut connection: MultiplexedConnection, key: u64) {
+    let incr = redis::cmd("INCR").arg(User(key).to_string()).query_async(&mut connection).await;
+    let _: i64 = incr.expect("INCR");
+}
+
+async fn return_1(mut connection: MultiplexedConnection, key: u64) {
+    // The SHA-1 of `return 1`.
+    let sha = "e0e1f9fabfc9d4800c877a703b823ac0578ff8db";
+    let command = redis::cmd("EVALSHA").arg(sha).arg(1).arg(User(key).to_string()).query_async(&mut connection).await;
+    let _: i64 = command.expect("EVALSHA");
+}
+
+fn policy(algorithm: Algorithm) -> Policy {
+    // Wide enough to admit everything, whatever the machine.
+    let policy = match algorithm {
+        Algorithm::TokenBucket => Policy::token_bucket("bucket", Quota::per_second(50_000)).burst(2_000_000_000),
+        Algorithm::FixedWindow => Policy::fixed_window("fixed", Quota::new(2_000_000_000, DAY).expect("a quota")),
+        _ => Policy::sliding_window("sliding", Quota::new(2_000_000_000, Duration::from_secs(1)).expect("a quota")),
+    };
+    policy.on_error(OnError::Deny)
+}
+
+/// Puts a rule like the policy in front of the bare service.
+fn layered(
+    url: &str,
+    algorithm: Algorithm,
+) -> impl Service<Request<Body>, Response = Response<impl Sized>, Error = Infallible> + Clone + 'static {
+    let policy = policy(algorithm);
+    let mut rule = Rule::new(policy.name().to_owned(), policy.quota()).algorithm(algorithm).on_error(OnError::Deny);
+    if algorithm == Algorithm::TokenBucket {
+        rule = rule.burst(policy.capacity());
+    }
+    let rule = rule.by(extension::<User>(User::to_string));
+    RateLimitLayer::new(limiter(url)).rule(rule).layer(Hello)
+}
+
+fn limiter(url: &str) -> Limiter {
+    Limiter::new(Redis::open(url).expect("an address")).deadline(Duration::from_secs(10))
+}
+
+/// Returns trypema's limiter if this server suits it: it asks for Redis 7.2.
+fn trypema(url: &str, runtime: &Runtime) -> Option<Arc<RedisRateLimiterProvider>> {
+    runtime.block_on(async {
+        let client = redis::Client::open(url).expect("an address");
+        let connection = client.get_connection_manager().await.expect("a connection");
+        let builder = RedisRateLimiterProvider::builder(connection);
+        let provider = builder.prefix(RedisKey::try_from("trypema".to_owned()).expect("a key")).disable_cleanup();
+        let provider = provider.build().expect("a provider");
+        let key = trypema_key(0);
+        let suits = provider.absolute().inc(&key, &RateLimit::max(), 1).await.is_ok();
+        suits.then_some(provider)
+    })
+}
+
+/// It takes no colons.
+fn trypema_key(key: u64) -> RedisKey {
+    RedisKey::try_from(format!("user-{key:07}")).expect("a key")
+}
+
+pub fn run(run: &mut Run) {
+    cores::pinned(cores::CLIENT, || measure(run));
+}
+
+fn measure(run: &mut Run) {
+    let (server, runtime) = (Server::start(), runtime());
+    let url = server.url();
+    let connection = server.connect(&runtime);
+    let _: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query(&mut server.admin()).expect("SCRIPT LOAD");
+    let trypema = trypema(&url, &runtime);
+    if trypema.is_none() {
+        println!("\ntrypema is left out: it does not run on {}", server.version());
+    }
+    for in_flight in [1, 16, 64, 256, 1_024] {
+        // Enough for some ten rounds of all that are in flight, and a tenth of a second.
+        let total = match in_flight {
+            1 => 5_000,
+            16 | 64 => 20_000,
+            _ => 40_000,
+        };
+        let load = Load { runtime: &runtime, in_flight, total };
+        let mut cases: Vec<Case<'_>> = Vec::new();
+        let own = || connection.clone();
+
+        let shared = own();
+        cases.push(load.each(FLOOR, move |key| {
+            let connection = shared.clone();
+            async move {
+                incr(connection, key).await;
+                let Ok(response) = Hello.oneshot(request(key)).await;
+                assert_eq!(response.status(), StatusCode::OK);
+            }
+        }));
+        let shared = own();
+        cases.push(load.each("bare INCR", move |key| incr(shared.clone(), key)));
+        let shared = own();
+        cases.push(load.each(RETURN_1, move |key| return_1(shared.clone(), key)));
+
+        let fixed = FixedWindow::new(RedisStore::new(own()).with_namespace("f"), 2_000_000_000, DAY).expect("a policy");
+        let fixed = tower_rate_limiter::RateLimitLayer::builder(ByUser).with_policy(fixed).build().expect("a layer");
+        cases.push(load.through(PEER_FIXED, fixed.layer(Hello)));
+        let quota = GcraQuota::new(1_000_000, Duration::from_secs(1), 1_000_000_000).expect("a quota");
+        let gcra = RedisGcra::new(own(), quota).with_namespace("g");
+        let gcra = tower_rate_limiter::RateLimitLayer::builder(ByUser).with_policy(gcra).build().expect("a layer");
+        cases.push(load.through("tower-rate-limiter, GCRA", gcra.layer(Hello)));
+        if let Some(trypema) = &trypema {
+            let trypema = trypema.clone();
+            cases.push(load.each("trypema, absolute (a call, no layer)", move |key| {
+                let trypema = trypema.clone();
+                async move {
+                    let decision = trypema.absolute().inc(&trypema_key(key), &RateLimit::max(), 1).await;
+                    assert!(matches!(decision, Ok(RateLimitDecision::Allowed)));
+                }
+            }));
+        }
+
+        for (name, algorithm) in ALONE {
+            let (limiter, policy) = (limiter(&url), policy(algorithm));
+            cases.push(load.each(name, move |key| {
+                let (limiter, policy) = (limiter.clone(), policy.clone());
+                async move { assert!(limiter.check(&policy, User(key).to_string()).await.is_allowed()) }
+            }));
+        }
+        for (name, algorithm) in LAYERED {
+            cases.push(load.through(name, layered(&url, algorithm)));
+        }
+
+        let title = format!("redis, {in_flight} in flight, one connection, 10,000 keys, {}", server.version());
+        let medians = run.table(&title, &mut cases);
+        let least = match in_flight {
+            1 | 16 => 0.85,
+            64 => 0.9,
+            _ => 1.1,
+        };
+        for (name, _) in &LAYERED[..2] {
+            let name_of_bar = format!("redis, {in_flight} in flight, {name}: throughput of {FLOOR}");
+            run.bar(name_of_bar, Wanted::AtLeast(least), medians.ratio(FLOOR, name));
+            if in_flight == 1 {
+                let name_of_bar = format!("redis, 1 in flight, {name}: latency of {RETURN_1}");
+                run.bar(name_of_bar, Wanted::AtMost(1.15), medians.ratio(name, RETURN_1));
+            }
+            if in_flight == 64 {
+                let name_of_bar = format!("redis, 64 in flight, {name}: throughput of {PEER_FIXED}");
+                run.bar(name_of_bar, Wanted::AtLeast(2.0), medians.ratio(PEER_FIXED, name));
+            }
+        }
+    }
+}
+
+const FLOOR: &str = "INCR + bare service";
+const RETURN_1: &str = "an EVALSHA that returns 1";
+const PEER_FIXED: &str = "tower-rate-limiter, fixed window";
+
+const ALONE: [(&str, Algorithm); 3] = [
+    ("limiter alone, fixed window", Algorithm::FixedWindow),
+    ("limiter alone, token bucket", Algorithm::TokenBucket),
+    ("limiter alone, sliding window", Algorithm::SlidingWindow),
+];
+
+const LAYERED: [(&str, Algorithm); 3] = [
+    ("layer, fixed window", Algorithm::FixedWindow),
+    ("layer, token bucket", Algorithm::TokenBucket),
+    ("layer, sliding window", Algorithm::SlidingWindow),
+];
