@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     key::{Key, Secrets},
     limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Policy, Settler, Store},
-    shield::{DenyCache, Failover},
+    shield::{Allotment, DenyCache, Failover},
 };
 
 /// Decides on requests by policies, and keeps the state of that in a store.
@@ -70,11 +70,18 @@ pub struct Limiter {
 struct Gate {
     /// The store as it was given.
     bare: Arc<dyn Store>,
-    /// The store inside its shields.
-    store: Box<dyn Store>,
+    shielded: Shielded,
     options: Options,
     names: Mutex<Vec<Name>>,
     settling: Arc<Settling>,
+}
+
+/// The store inside its shields.
+#[derive(Debug)]
+enum Shielded {
+    Local(Box<dyn Store>),
+    /// One that other processes use too, which may have units drawn ahead.
+    Shared(Allotment<Box<dyn Store>>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -225,7 +232,7 @@ impl Limiter {
     ///
     /// If the store does not answer.
     pub async fn reset(&self, policy: &Policy, subject: impl Into<Key>) -> Result<(), Error> {
-        self.gate.store.reset(policy, &subject.into()).await
+        self.gate.store().reset(policy, &subject.into()).await
     }
 
     /// Refuses one subject under one policy for so long, whatever it has used.
@@ -240,7 +247,7 @@ impl Limiter {
     ///
     /// When dropped half-way the subject may be blocked.
     pub async fn block(&self, policy: &Policy, subject: impl Into<Key>, long: Duration) -> Result<(), Error> {
-        self.gate.store.block(policy, &subject.into(), long).await
+        self.gate.store().block(policy, &subject.into(), long).await
     }
 
     /// Lifts a block.
@@ -256,11 +263,21 @@ impl Limiter {
         self.block(policy, subject, Duration::ZERO).await
     }
 
-    /// Waits until corrections on their way have arrived, at most until `deadline` has passed.
+    /// Gives back units that were drawn ahead, and waits until corrections on their way have arrived, at most until
+    /// `deadline` has passed.
     ///
-    /// Call it after the server has stopped. Returns false if some had not arrived.
+    /// Call it after the server has stopped: nothing is drawn ahead any more. Returns false if something had not
+    /// arrived.
     pub async fn shutdown(&self, deadline: Duration) -> bool {
-        time::timeout(deadline, self.gate.settling.wait()).await.is_ok()
+        let all = async {
+            let given_back = match &self.gate.shielded {
+                Shielded::Local(_) => true,
+                Shielded::Shared(store) => store.close().await,
+            };
+            self.gate.settling.wait().await;
+            given_back
+        };
+        time::timeout(deadline, all).await.unwrap_or(false)
     }
 
     async fn decision(&self, demands: &[Demand<'_>]) -> Decision {
@@ -278,10 +295,10 @@ impl Limiter {
         if demands.len() > 1 && demands.iter().enumerate().any(twins) {
             return self.ask_merged(demands, decision);
         }
-        if self.gate.store.decide_now(demands, decision) {
+        if self.gate.store().decide_now(demands, decision) {
             return None;
         }
-        Some(Ask { answer: self.gate.store.decide(demands), places: None })
+        Some(Ask { answer: self.gate.store().decide(demands), places: None })
     }
 
     /// Counts demands for one policy and subject together, and tells each what was decided on their sum.
@@ -296,11 +313,11 @@ impl Limiter {
             }
             places.push(place.unwrap_or(merged.len() - 1));
         }
-        if self.gate.store.decide_now(&merged, decision) {
+        if self.gate.store().decide_now(&merged, decision) {
             decision.spread(&places);
             return None;
         }
-        Some(Ask { answer: self.gate.store.decide(&merged), places: Some(places) })
+        Some(Ask { answer: self.gate.store().decide(&merged), places: Some(places) })
     }
 
     pub(crate) fn charge(&self, demands: &[Demand<'_>], decision: &Decision) -> Charge {
@@ -363,12 +380,23 @@ impl Future for Ask {
 impl Gate {
     fn new(bare: Arc<dyn Store>, options: Options) -> Self {
         let failover = Failover::new(Arc::clone(&bare), options.deadline);
-        let store: Box<dyn Store> = match options.deny_max_age {
-            // A store in this process answers as fast as a cache in front of it.
-            Some(max_age) if bare.is_shared() => Box::new(DenyCache::new(failover, max_age)),
-            _ => Box::new(failover),
+        // A store in this process answers as fast as a cache or an allotment in front of it.
+        let shielded = if bare.is_shared() {
+            Shielded::Shared(Allotment::new(match options.deny_max_age {
+                Some(max_age) => Box::new(DenyCache::new(failover, max_age)),
+                None => Box::new(failover),
+            }))
+        } else {
+            Shielded::Local(Box::new(failover))
         };
-        Self { bare, store, options, names: Mutex::default(), settling: Arc::default() }
+        Self { bare, shielded, options, names: Mutex::default(), settling: Arc::default() }
+    }
+
+    fn store(&self) -> &dyn Store {
+        match &self.shielded {
+            Shielded::Local(store) => store,
+            Shielded::Shared(store) => store,
+        }
     }
 
     fn names(&self) -> MutexGuard<'_, Vec<Name>> {
@@ -378,7 +406,7 @@ impl Gate {
 
 impl Settler for Gate {
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-        let pending = match self.store.settle(adjustments).now() {
+        let pending = match self.store().settle(adjustments).now() {
             Ok(answer) => return Answer::ready(answer),
             Err(pending) => pending,
         };

@@ -39,6 +39,7 @@ pub struct Decision {
     allowed: bool,
     degraded: bool,
     overflow: bool,
+    allotted: bool,
 }
 
 /// Inline up to four, so that the memory path allocates nothing.
@@ -60,12 +61,12 @@ impl Decision {
     /// Decides by what each policy says: all or nothing.
     pub(crate) fn by(outcomes: Outcomes) -> Self {
         let allowed = outcomes.iter().all(Outcome::is_allowed);
-        Self { outcomes, allowed, degraded: false, overflow: false }
+        Self { outcomes, allowed, degraded: false, overflow: false, allotted: false }
     }
 
     /// Decides without a store: nothing is known of any policy.
     pub(crate) fn without_store(allowed: bool) -> Self {
-        Self { outcomes: Outcomes::new(), allowed, degraded: true, overflow: false }
+        Self { outcomes: Outcomes::new(), allowed, degraded: true, overflow: false, allotted: false }
     }
 
     /// Makes a decision of what a store of your own found, in the order of its demands.
@@ -104,6 +105,19 @@ impl Decision {
 
     pub(crate) fn outcomes_mut(&mut self) -> &mut [Outcome] {
         &mut self.outcomes
+    }
+
+    /// Returns true if it was decided in this process, from units that were drawn ahead: see
+    /// [`Policy::allotted`](super::Policy::allotted).
+    ///
+    /// Its outcomes tell what the store said at the last draw, and its charge cannot be settled.
+    pub fn is_allotted(&self) -> bool {
+        self.allotted
+    }
+
+    pub(crate) fn in_allotment(mut self) -> Self {
+        self.allotted = true;
+        self
     }
 
     /// Returns true if waiting cannot help: the cost is above what a policy can ever grant at once.
@@ -147,6 +161,7 @@ impl Decision {
             allowed: self.allowed && other.allowed,
             degraded: self.degraded || other.degraded,
             overflow: self.overflow || other.overflow,
+            allotted: self.allotted || other.allotted,
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Policy {
     aligned: bool,
     on_error: OnError,
     capacity: u32,
+    /// The share of the capacity that each process may hold drawn ahead; zero if none.
+    allotted_percent: u8,
     /// Ticks that one unit takes to refill; zero where nothing refills.
     interval: u64,
     /// Stands for the name.
@@ -158,6 +160,63 @@ impl Policy {
         self
     }
 
+    /// Lets each process draw units ahead, up to `percent` of the capacity for each subject, and spend them at memory
+    /// speed; without it every decision is the store's.
+    ///
+    /// For subjects that are asked for many times a second through a shared store: a global limit, a large tenant.
+    /// Once a subject is hot in a process (four requests within 100 ms), a batch that lasts about 100 ms is drawn, and
+    /// the next before it is spent, so requests do not wait for the store. Near the limit decisions go one by one
+    /// again. Units unspent for a second go back. A store in this process needs none of that, and this changes
+    /// nothing there. A request is decided so only if all the policies that it is asked of are allotted.
+    ///
+    /// What is given up, with `P` processes that may hold `B = capacity · percent / 100` units each, at least one:
+    ///
+    /// | | at most this much is admitted |
+    /// |---|---|
+    /// | fixed window | `limit` in each window: nothing is given up |
+    /// | sliding window | `limit + P · B` in any interval of length `window` |
+    /// | token bucket | `burst + limit · t / window + P · B` in any interval `t` |
+    ///
+    /// And requests may be refused while up to `P · B` units lie unused in other processes, for a second or so; those
+    /// of a process that crashed until the window ends or they have refilled. A decision made so [says
+    /// so](super::Decision::is_allotted), tells what the store said at the last draw, and cannot be settled. A block
+    /// or reset is seen at once in the process that makes it, in others after a second at most.
+    ///
+    /// ```
+    /// use tollgate::{Policy, Quota};
+    ///
+    /// // Of 10,000 a second, each process holds 200 at most.
+    /// static ALL: Policy = Policy::token_bucket("all", Quota::per_second(10_000)).allotted(2);
+    /// # let _ = &ALL;
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If `percent` is not 1 to 50.
+    pub const fn allotted(mut self, percent: u32) -> Self {
+        match share_checked(percent) {
+            Some(share) => self.allotted_percent = share,
+            None => panic!("a process can be allotted 1 to 50 percent"),
+        }
+        self
+    }
+
+    /// Lets each process draw units ahead, as [`allotted`](Self::allotted) does.
+    ///
+    /// # Errors
+    ///
+    /// If `percent` is not 1 to 50.
+    pub fn try_allotted(mut self, percent: u32) -> Result<Self, Error> {
+        match share_checked(percent) {
+            Some(share) => self.allotted_percent = share,
+            None => {
+                let name = &self.name;
+                return Err(Error::invalid(format!("policy `{name}`: allotted {percent} percent: must be 1 to 50")));
+            }
+        }
+        Ok(self)
+    }
+
     /// Returns the name.
     pub fn name(&self) -> &str {
         self.name.as_str()
@@ -205,6 +264,15 @@ impl Policy {
         self.capacity
     }
 
+    /// Returns how many units one process may hold drawn ahead for a subject; zero if it may not.
+    pub(crate) fn allotment(&self) -> u32 {
+        if self.allotted_percent == 0 {
+            return 0;
+        }
+        let share = u64::from(self.capacity) * u64::from(self.allotted_percent) / 100;
+        u32::try_from(share).expect("no more than the capacity").max(1)
+    }
+
     pub(crate) const fn window_micros(&self) -> u64 {
         self.quota.window_ms() * 1_000
     }
@@ -219,7 +287,17 @@ impl Policy {
 
     const fn of(name: Name, quota: Quota, algorithm: Algorithm, interval: u64, tag: u64) -> Self {
         let capacity = quota.limit_u32();
-        Self { name, quota, algorithm, aligned: false, on_error: OnError::Allow, capacity, interval, tag }
+        Self {
+            name,
+            quota,
+            algorithm,
+            aligned: false,
+            on_error: OnError::Allow,
+            capacity,
+            allotted_percent: 0,
+            interval,
+            tag,
+        }
     }
 
     const fn burst_checked(&self, units: u64) -> Result<u32, Wrong> {
@@ -237,6 +315,16 @@ impl Policy {
         #[allow(clippy::cast_possible_truncation)]
         Ok(units as u32)
     }
+}
+
+/// Half is the most: with more, two processes could hold all there is.
+const fn share_checked(percent: u32) -> Option<u8> {
+    if percent == 0 || percent > 50 {
+        return None;
+    }
+    // The bound above makes this exact.
+    #[allow(clippy::cast_possible_truncation)]
+    Some(percent as u8)
 }
 
 enum Wrong {
@@ -387,6 +475,22 @@ mod tests {
         assert!(slow.try_burst(u64::MAX).is_err());
         let window = Policy::sliding_window("w", Quota::per_second(1));
         assert!(window.clone().try_burst(2).is_err());
-        assert!(window.try_aligned().is_err());
+        assert!(window.clone().try_aligned().is_err());
+        for percent in [0, 51, 256 + 1, u32::MAX] {
+            let error = window.clone().try_allotted(percent).expect_err("out of range");
+            assert!(error.is_invalid() && error.to_string().contains("1 to 50"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_allotted_its_share_and_at_least_one_unit() {
+        let policy = |limit| Policy::fixed_window("p", Quota::per_second(limit));
+        assert_eq!(policy(1_000).allotment(), 0);
+        assert_eq!(policy(1_000).allotted(3).allotment(), 30);
+        assert_eq!(policy(9).allotted(10).allotment(), 1);
+        assert_eq!(policy(1 << 31).allotted(50).allotment(), 1 << 30);
+        assert_eq!(policy(1_000).try_allotted(50).expect("valid").allotment(), 500);
+        let bucket = Policy::token_bucket("p", Quota::per_second(1_000)).burst(200);
+        assert_eq!(bucket.allotted(10).allotment(), 20, "of what can be granted at once");
     }
 }

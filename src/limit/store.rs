@@ -431,7 +431,8 @@ impl Charge {
     pub(crate) fn new(settler: &Arc<dyn Settler>, demands: &[Demand<'_>], decision: &Decision) -> Self {
         let mut items: Vec<Item> = Vec::new();
         for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
-            if !decision.is_allowed() || decision.is_overflow() || demand.cost == 0 {
+            let cannot_settle = decision.is_overflow() || decision.is_allotted();
+            if !decision.is_allowed() || cannot_settle || demand.cost == 0 {
                 continue;
             }
             match items.iter_mut().find(|item| item.demand().is_twin_of(demand)) {

@@ -1,6 +1,7 @@
 //! Stores around a store: each wraps a [`Store`](crate::limit::Store) and is one.
 
+mod allotment;
 mod deny_cache;
 mod failover;
 
-pub(crate) use self::{deny_cache::DenyCache, failover::Failover};
+pub(crate) use self::{allotment::Allotment, deny_cache::DenyCache, failover::Failover};

@@ -90,7 +90,8 @@ impl RateLimitLayer {
     /// # Errors
     ///
     /// If its name is not 1 to 64 of `A-Z a-z 0-9 . _ -` or the limiter has a rule of that name, its path cannot
-    /// be matched, or its algorithm cannot count its quota, burst or alignment.
+    /// be matched, its algorithm cannot count its quota, burst or alignment, or its allotted
+    /// share is not 1 to 50 percent.
     pub fn try_rule(mut self, rule: Rule) -> Result<Self, Error> {
         let shared = Arc::make_mut(&mut self.shared);
         shared.rules.push(rule.build(&shared.limiter)?);

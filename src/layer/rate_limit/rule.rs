@@ -39,6 +39,7 @@ pub struct Rule {
     algorithm: Algorithm,
     burst: Option<u64>,
     aligned: bool,
+    allotted: Option<u32>,
     on_error: OnError,
     key: Arc<dyn KeyExtractor>,
     cost: Cost,
@@ -67,6 +68,7 @@ impl Rule {
             algorithm: Algorithm::TokenBucket,
             burst: None,
             aligned: false,
+            allotted: None,
             on_error: OnError::default(),
             key: Arc::new(client_ip()),
             cost: Cost::Fixed(1),
@@ -106,6 +108,13 @@ impl Rule {
     /// Opens fixed windows at multiples of their length since the Unix epoch, in UTC.
     pub fn aligned(mut self) -> Self {
         self.aligned = true;
+        self
+    }
+
+    /// Lets each process hold up to `percent` (1 to 50) of the limit or burst drawn ahead for each key, and decide from
+    /// that without the store: see [`Policy::allotted`] for the bound, and for what is given up.
+    pub fn allotted(mut self, percent: u32) -> Self {
+        self.allotted = Some(percent);
         self
     }
 
@@ -167,6 +176,9 @@ impl Rule {
         }
         if self.aligned {
             policy = policy.try_aligned()?;
+        }
+        if let Some(percent) = self.allotted {
+            policy = policy.try_allotted(percent)?;
         }
         let mut paths = Vec::new();
         for pattern in &self.paths {
