@@ -27,6 +27,7 @@
 //! |---|---|
 //! | axum, tonic, hyper: layers, rules, keys, fields | [`layer`] |
 //! | limits without HTTP | [`Limiter`] |
+//! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
 //! | tests of your own, with a clock that you move | [`Memory::manual`] |
 //!

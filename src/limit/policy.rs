@@ -165,7 +165,7 @@ impl Policy {
     ///
     /// For subjects that are asked for many times a second through a shared store: a global limit, a large tenant.
     /// Once a subject is hot in a process (four requests within 100 ms), a batch that lasts about 100 ms is drawn, and
-    /// the next before it is spent, so requests do not wait for the store. Near the limit decisions go one by one
+    /// the next when half of it is spent, so requests do not wait for the store. Near the limit decisions go one by one
     /// again. Units unspent for a second go back. A store in this process needs none of that, and this changes
     /// nothing there. A request is decided so only if all the policies that it is asked of are allotted.
     ///

@@ -20,6 +20,8 @@ pub(super) struct Account<T> {
     /// Units that were to go back, and nobody knows whether they have arrived. They count until then.
     astray: (u32, Micros),
     pace: Pace,
+    /// How long the last draw was on its way.
+    took: Micros,
     told: Told,
     /// No draw before then.
     not_before: Micros,
@@ -113,7 +115,7 @@ impl<T> Account<T> {
         if self.asked_for > 0 || now < self.not_before || self.draws.len() >= MOST_DRAWS {
             return None;
         }
-        let target = self.pace.of(now).units.min(cap);
+        let target = self.target(now).min(cap);
         if !self.is_hot(now) || self.kept(now) > target / 2 {
             return None;
         }
@@ -138,6 +140,7 @@ impl<T> Account<T> {
             // It was too long on its way, and so may be the next.
             self.not_before = now.saturating_add(HOLD);
         }
+        self.took = now.saturating_sub(told.at);
         self.told = told;
         self.draws.push(draw);
     }
@@ -187,6 +190,13 @@ impl<T> Account<T> {
         !self.is_live() && self.strayed(now) == 0 && now >= self.not_before && self.pace.of(now).requests == 0
     }
 
+    /// Returns the units that are asked for while a batch is to last, so that half of them outlast the next draw.
+    fn target(&self, now: Micros) -> u32 {
+        let last = SLOT + 2 * self.took.min(SLOT);
+        let units = u64::from(self.pace.of(now).units) * last / SLOT;
+        u32::try_from(units).unwrap_or(u32::MAX)
+    }
+
     /// Returns the units that can be spent.
     fn kept(&self, now: Micros) -> u32 {
         self.draws.iter().filter(|draw| draw.expires > now).map(|draw| draw.left).fold(0, u32::saturating_add)
@@ -218,6 +228,7 @@ impl<T> Default for Account<T> {
             going_back: 0,
             astray: (0, 0),
             pace: Pace::default(),
+            took: 0,
             told: Told::default(),
             not_before: 0,
             epoch: 0,
@@ -262,7 +273,7 @@ pub(super) fn lifetime(policy: &Policy, full: Micros) -> Micros {
 /// as short as what is left of a refusal's age, so that idle units are soon there for others.
 pub(super) const HOLD: Micros = 1_000_000;
 
-/// What a batch is to last: long against a round trip.
+/// What a batch is to last, and twice a round trip.
 const SLOT: Micros = 100_000;
 
 /// The requests in a slot from which on a key is hot: fewer gain nothing, since a batch would be of two or three.
@@ -338,6 +349,25 @@ mod tests {
         account.end();
         account.pause(1, 5);
         assert_eq!((account.due(5, CAP, 1), account.due(6, CAP, 1)), (None, Some(40)));
+    }
+
+    #[test]
+    fn a_batch_outlasts_a_slow_draw() {
+        let mut account = hot(0);
+        let begun = account.begin(0, CAP, 1).expect("due");
+        let draw = Draw { units: begun.units, left: begun.units, expires: HOLD, slip: () };
+        account.arrive(begun, draw, told(0, 1_000), 60_000);
+        account.end();
+        // 40 in 100 ms, and it takes 60: for 220 ms it takes 88, and half of that is more than there is.
+        assert_eq!(account.due(60_000, CAP, 1), Some(60));
+        assert_eq!(account.due(60_000, 200, 1), Some(88));
+        account.pause(60_000, 0);
+        let late = Begun { units: 1, epoch: 0 };
+        account.arrive(late, Draw { units: 1, left: 1, expires: 0, slip: () }, told(0, 1_000), 5 * HOLD);
+        (0..40).for_each(|_| account.note(5 * HOLD, 1));
+        assert_eq!(account.due(6 * HOLD - 1, 1_000, 1), None);
+        (0..40).for_each(|_| account.note(6 * HOLD, 1));
+        assert_eq!(account.due(6 * HOLD, 1_000, 1), Some(120), "three times the usual at most");
     }
 
     #[test]
