@@ -7,6 +7,7 @@ mod support;
 mod fleet;
 
 use std::{
+    convert::Infallible,
     future::Future,
     pin::pin,
     sync::{
@@ -18,6 +19,7 @@ use std::{
 };
 
 use fleet::{Fleet, Random, Weather};
+use http::{Request, Response};
 use proptest::prelude::*;
 use support::{assert_all_keys_expire, calls, server::Server};
 use tokio::{
@@ -26,9 +28,11 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use tollgate::{
-    Demand, Key, Limiter, ManualClock, Memory, OnError, Policy, Quota, Redis,
+    Decision, Demand, Key, Limiter, ManualClock, Memory, OnError, Policy, Quota, RateLimitLayer, Redis, Rule,
+    layer::global,
     limit::{Adjustment, Algorithm, Answer, Store},
 };
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 /// A store that passes for a shared one. It follows tokio's paused time and counts how often it is asked.
 #[derive(Clone, Debug)]
@@ -392,6 +396,70 @@ fn a_limiter_that_outlives_a_runtime_draws_on_the_next() {
         let alone = paused().block_on(async { ask(&limiter, &policy, 300).await.1 });
         assert!(alone > 200, "{alone}");
     }
+    // The last one takes care of what is left of all of them.
+    let left = paused().block_on(async {
+        ask(&limiter, &policy, 300).await;
+        sleep(Duration::from_millis(1_300)).await;
+        remote.left(&policy).await
+    });
+    assert_eq!(left, 10_000 - 4 * 300);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_many_threads_each_unit_is_spent_or_given_back() {
+    let remote = Remote::new();
+    let limiters = [(); 2].map(|()| Limiter::new(remote.clone()).deny_max_age(Duration::ZERO));
+    let limit = 20_000;
+    let policy = |name| Policy::fixed_window(name, Quota::per_day(limit)).aligned().on_error(OnError::Deny).allotted(5);
+    let (one, two) = (policy("one"), policy("two"));
+    let mut tasks = JoinSet::new();
+    for task in 0..8 {
+        let (limiter, one, two) = (limiters[task % 2].clone(), one.clone(), two.clone());
+        tasks.spawn(async move {
+            // In either order, so that a wait in a circle would show.
+            let mut both = [Demand::new(&one, "all"), Demand::new(&two, "all")];
+            let (mut passed, mut alone) = (0, 0);
+            for _ in 0..4_000 {
+                both.reverse();
+                let (decision, _) = limiter.decide(&both).await;
+                passed += u64::from(decision.is_allowed());
+                alone += u64::from(decision.is_allotted());
+                tokio::task::yield_now().await;
+            }
+            (passed, alone)
+        });
+    }
+    let counts = tasks.join_all().await;
+    let passed: u64 = counts.iter().map(|(passed, _)| passed).sum();
+    let alone: u64 = counts.iter().map(|(_, alone)| alone).sum();
+    for limiter in &limiters {
+        assert!(limiter.shutdown(Duration::from_secs(10)).await);
+    }
+    assert!(alone > 1_000, "{alone} of {passed}");
+    for policy in [&one, &two] {
+        assert_eq!(passed + remote.left(policy).await, limit);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rule_can_be_allotted() {
+    let limiter = Limiter::new(Remote::new());
+    let rule = |percent| Rule::new("tenant", Quota::per_minute(10_000)).by(global()).allotted(percent);
+    for percent in [0, 51] {
+        let error = RateLimitLayer::new(limiter.clone()).try_rule(rule(percent)).expect_err("out of range");
+        assert!(error.is_invalid() && error.to_string().contains("1 to 50"), "{error}");
+    }
+    let layer = RateLimitLayer::new(limiter).rule(rule(10)).expose_decision();
+    let mut service = layer.layer(service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(())) }));
+    let mut alone = 0;
+    for _ in 0..500 {
+        let response = service.ready().await.expect("ready").call(Request::new(())).await.expect("an answer");
+        assert!(response.status().is_success() && response.headers().contains_key("ratelimit"));
+        let decision = response.extensions().get::<Decision>().expect("exposed");
+        alone += usize::from(decision.is_allotted());
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(alone > 480, "{alone}");
 }
 
 /// A policy, who asks how often, and how far the store is.

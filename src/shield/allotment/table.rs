@@ -149,3 +149,53 @@ const MOST_IN_SHARD: usize = 256;
 
 /// What a full shard looks at for a new account.
 const LOOKS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::{super::account::Told, *};
+    use crate::limit::Quota;
+
+    #[test]
+    fn a_flood_of_subjects_finds_a_bound_and_frees_no_account_in_use() {
+        let table = Table::<()>::new();
+        let policy = Policy::fixed_window("p", Quota::per_second(1));
+        let ask = |subject: u64, now: Micros| {
+            let print = table.print(&Demand::new(&policy, subject));
+            let opened =
+                table.lock(&[print]).account(print, &policy, now).map(|account| account.note(now, 1)).is_some();
+            (print, opened)
+        };
+        let (used, opened) = ask(0, 0);
+        assert!(opened);
+        table.at(used, |account| {
+            (0..9).for_each(|_| account.note(0, 1));
+            account.learn(Told { at: 0, remaining: 1_000, next: 0, full: 0 });
+            assert!(account.begin(0, 100, 1).is_some());
+        });
+        let opened = (1..100_000).filter(|subject| ask(*subject, 0).1).count();
+        assert!(opened < 16_384, "{opened} opened at once");
+        // A second later those give way that nobody asks for any more.
+        let later = (100_000..110_000).filter(|subject| ask(*subject, 1_000_000).1).count();
+        assert!(later > 9_000, "{later} of 10000");
+        let kept: usize = table.shards.iter().map(|shard| lock(shard).entries.len()).sum();
+        assert!(kept <= 16_384, "{kept} kept");
+        assert_eq!(table.at(used, |account| account.is_live()), Some(true));
+    }
+
+    #[test]
+    fn units_of_one_algorithm_are_none_of_another() {
+        let table = Table::<()>::new();
+        let quota = Quota::per_second(1);
+        let (fixed, sliding) = (Policy::fixed_window("p", quota), Policy::sliding_window("p", quota));
+        let print = table.print(&Demand::new(&fixed, "a"));
+        let mut locked = table.lock(&[print]);
+        let account = locked.account(print, &fixed, 0).expect("room");
+        (0..9).for_each(|_| account.note(0, 1));
+        let told = Told { at: 0, remaining: 1_000, next: 0, full: 0 };
+        account.learn(told);
+        let begun = account.begin(0, 100, 1).expect("due");
+        account.arrive(begun, Draw { units: 9, left: 9, expires: 100, slip: () }, told, 0);
+        assert!(locked.account(print, &fixed, 0).expect("there").has(0, 9));
+        assert!(!locked.account(print, &sliding, 0).expect("there").has(0, 1));
+    }
+}
