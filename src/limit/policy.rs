@@ -166,8 +166,10 @@ impl Policy {
     /// For subjects that are asked for many times a second through a shared store: a global limit, a large tenant.
     /// Once a subject is hot in a process (four requests within 100 ms), a batch that lasts about 100 ms is drawn, and
     /// the next when half of it is spent, so requests do not wait for the store. Near the limit decisions go one by one
-    /// again. Units unspent for a second go back. A store in this process needs none of that, and this changes
-    /// nothing there. A request is decided so only if all the policies that it is asked of are allotted.
+    /// again. Units unspent for a second go back. A request is decided so only if all the policies that it is asked of
+    /// are allotted. A store in this process needs none of that, and this changes nothing there; a [shared
+    /// one](super::Store::is_shared) of your own has to tell [times](super::Outcome::with_times) and
+    /// [receipts](super::Outcome::with_receipt).
     ///
     /// What is given up, with `P` processes that may hold `B = capacity · percent / 100` units each, at least one:
     ///

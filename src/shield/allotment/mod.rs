@@ -23,7 +23,7 @@
 //!   most `burst + limit · t / window` and what it was given back meanwhile. What is given back of charges made in the
 //!   interval was not spent; of those made before, spent and given back together are what was held when it began.
 //!
-//! Under-admission: a request is refused only if an exact limiter with `H` units less would refuse it, one that has been
+//! Under-admission: a request is refused by the store only if an exact limiter with `H` units less would refuse it, one that has been
 //! charged with all that was admitted, when it was, and all that was lost. For what a store has charged is that, and
 //! what is held. No unit is held for longer than `h`. *Lost* are units whose way was cut (a process crashed or its
 //! runtime ended, an answer did not come in time), like those of any request of which that is true, and units that a
