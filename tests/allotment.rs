@@ -245,6 +245,20 @@ async fn several_policies_are_spent_together_or_not_at_all() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_drawn_for_what_the_store_decides_anyway() {
+    let remote = Remote::new();
+    let limiter = Limiter::new(remote.clone());
+    let [fixed, ..] = policies();
+    let exact = Policy::fixed_window("exact", Quota::per_minute(10_000));
+    let both = [Demand::new(&fixed, "all"), Demand::new(&exact, "all")];
+    for _ in 0..300 {
+        assert!(limiter.decide(&both).await.0.is_allowed());
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(remote.asked(), 300);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_local_store_is_asked_each_time() {
     let limiter = Limiter::new(Memory::new());
     let policy = Policy::fixed_window("p", Quota::per_day(100)).allotted(50);
