@@ -115,9 +115,8 @@ impl Decision {
         self.allotted
     }
 
-    pub(crate) fn in_allotment(mut self) -> Self {
-        self.allotted = true;
-        self
+    pub(crate) fn set_allotted(&mut self, allotted: bool) {
+        self.allotted = allotted;
     }
 
     /// Returns true if waiting cannot help: the cost is above what a policy can ever grant at once.

@@ -13,8 +13,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
     connect::Connections,
-    limit::{Asked, Asking, Call, Names},
-    script::SETTLE,
+    limit::{Asked, Asking, Call, Names, Reply},
+    script::{DECIDE, SETTLE},
 };
 use crate::{
     error::Error,
@@ -94,10 +94,10 @@ impl Redis {
     #[doc(hidden)]
     pub fn without_server_for_tests(&self, demands: &[Demand<'_>], told: &[i64]) -> Result<(Vec<u8>, Decision), Error> {
         let asked: Asked = demands.iter().map(Asking::from).collect();
-        let call = Call::decide(self.connections.names(), self.now, [(&asked, 1)].into_iter());
+        let call = Call::decide(self.connections.names(), self.now, [(&asked, 1)].into_iter(), false);
         let command = DECIDE.command(&call).get_packed_command();
         let reply = redis::Value::Array(told.iter().map(|number| redis::Value::Int(*number)).collect());
-        let mut finding = Reply::new(&reply)?.next(&asked)?;
+        let mut finding = Reply::new(&reply)?.0.next(&asked)?;
         Ok((command, finding.decide(&asked)))
     }
 

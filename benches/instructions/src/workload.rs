@@ -79,7 +79,7 @@ fn redis(times: u64) {
     let redis = Redis::open("redis://127.0.0.1").expect("an address");
     let keys: Vec<String> = (0..KEYS).map(|key| format!("user:{key:07}")).collect();
     // The time, and what the bucket held.
-    let told = [1_767_225_600_000_000, 86_400];
+    let told = [1_767_225_600_000_000, 0, 86_400];
     for key in keys.iter().cycle().take(times as usize) {
         let demands = [Demand::new(&ROOMY, black_box(key))];
         let (command, decision) = redis.without_server_for_tests(&demands, black_box(&told)).expect("a decision");

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     key::Key,
-    limit::{Decision, Demand, Micros, Outcome, Outcomes, Policy, Receipt, Store},
+    limit::{Decision, Demand, Micros, Outcome, Policy, Receipt, Store},
 };
 
 /// What the store's users, draws and the sweeper share.
@@ -66,8 +66,15 @@ impl<S: Store> Desk<S> {
         Micros::try_from(open.as_micros()).unwrap_or(Micros::MAX)
     }
 
-    /// Answers from what is held, if it suffices for all demands, and draws where that runs low.
-    pub(super) fn spend(self: &Arc<Self>, demands: &[Demand<'_>], prints: &[Print], now: Micros) -> Option<Decision> {
+    /// Answers from what is held, if it suffices for all demands, and draws where that runs low. Returns false, and
+    /// leaves the decision empty, if it does not.
+    pub(super) fn spend(
+        self: &Arc<Self>,
+        demands: &[Demand<'_>],
+        prints: &[Print],
+        now: Micros,
+        decision: &mut Decision,
+    ) -> bool {
         let mut locked = self.table.lock(prints);
         // Where one subject of a call is not hot, the store is asked anyway, and nothing would be spent here.
         let (mut enough, mut hot) = (true, true);
@@ -79,13 +86,12 @@ impl<S: Store> Desk<S> {
                 account.has(now, cost)
             });
         }
-        let mut outcomes = Outcomes::new();
         let mut low: SmallVec<[bool; 4]> = SmallVec::new();
         for (demand, print) in demands.iter().zip(prints) {
             let (policy, cost) = (demand.policy(), demand.cost_u32());
-            let account = locked.account(*print, policy, now)?;
+            let Some(account) = locked.account(*print, policy, now) else { break };
             if enough {
-                outcomes.push(outcome(policy, account.spend(now, cost)));
+                decision.push(outcome(policy, account.spend(now, cost)));
             }
             low.push(hot && account.due(now, policy.allotment(), cost).is_some());
         }
@@ -93,7 +99,8 @@ impl<S: Store> Desk<S> {
         for ((demand, print), _) in demands.iter().zip(prints).zip(low).filter(|(_, low)| *low) {
             self.draw(demand, *print, now);
         }
-        enough.then(|| Decision::by(outcomes).in_allotment())
+        decision.set_allotted(enough);
+        enough
     }
 }
 

@@ -48,7 +48,7 @@ use self::desk::{Desk, Heard, Prints};
 use self::{account::HOLD, under_way::SWEEP_EVERY};
 use crate::{
     key::Key,
-    limit::{Adjustment, Answer, Demand, Policy, Store},
+    limit::{Adjustment, Answer, Decision, Demand, Policy, Store},
 };
 
 /// Answers from units that were drawn ahead, where all policies of a call are allotted; all else is the store's.
@@ -84,18 +84,24 @@ impl<S: Store> Allotment<S> {
 }
 
 impl<S: Store> Store for Allotment<S> {
+    fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
+        let desk = &self.desk;
+        if is_allotted(demands) {
+            let prints: Prints = demands.iter().map(|demand| desk.table.print(demand)).collect();
+            if desk.spend(demands, &prints, desk.now(), decision) {
+                return true;
+            }
+        }
+        desk.store.decide_now(demands, decision)
+    }
+
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
         let desk = &self.desk;
-        // A call that the store has to decide anyway is its own as a whole.
-        let allotted = |demand: &Demand<'_>| demand.policy().allotment() > 0 && demand.cost_u32() > 0;
-        if demands.is_empty() || !demands.iter().all(allotted) {
+        if !is_allotted(demands) {
             return desk.store.decide(demands);
         }
         let now = desk.now();
         let prints: Prints = demands.iter().map(|demand| desk.table.print(demand)).collect();
-        if let Some(decision) = desk.spend(demands, &prints, now) {
-            return Answer::ready(Ok(decision));
-        }
         let heard = Heard::new(desk, demands, &prints, now);
         match desk.store.decide(demands).now() {
             Ok(answer) => {
@@ -127,6 +133,12 @@ impl<S: Store> Store for Allotment<S> {
     fn is_shared(&self) -> bool {
         self.desk.store.is_shared()
     }
+}
+
+/// Returns true if a call may be answered here: one that the store has to decide anyway is its own as a whole.
+fn is_allotted(demands: &[Demand<'_>]) -> bool {
+    let allotted = |demand: &Demand<'_>| demand.policy().allotment() > 0 && demand.cost_u32() > 0;
+    !demands.is_empty() && demands.iter().all(allotted)
 }
 
 impl<S: Store> Allotment<S> {

@@ -12,7 +12,7 @@ use super::{
     desk::{Desk, Owner, Slip, told},
     table::Print,
 };
-use crate::limit::{Adjustment, Demand, Micros, Store};
+use crate::limit::{Adjustment, Decision, Demand, Micros, Store};
 
 impl<S: Store> Desk<S> {
     /// Draws ahead for a subject, if that is still due and there is a runtime to do it on.
@@ -68,7 +68,13 @@ impl<S: Store> Drawing<S> {
     async fn run(self) {
         let (desk, units) = (&self.way.0, self.begun.units);
         let sent = desk.now();
-        let answer = desk.store.decide(&[Demand::of(&self.owner.policy, self.owner.subject, units.into())]).await;
+        let demands = [Demand::of(&self.owner.policy, self.owner.subject, units.into())];
+        let mut decision = Decision::empty();
+        let answer = if desk.store.decide_now(&demands, &mut decision) {
+            Ok(decision)
+        } else {
+            desk.store.decide(&demands).await
+        };
         let now = desk.now();
         // Whoever answers instead of the store, or charges somebody else, has drawn nothing.
         let decision = answer.ok().filter(|decision| !decision.is_degraded() && !decision.is_overflow());
