@@ -63,21 +63,43 @@ impl Key {
     }
 }
 
+impl From<&[u8]> for Key {
+    #[inline]
+    fn from(part: &[u8]) -> Self {
+        let mut key = Key { len: 0, bytes: [0; Self::CAPACITY] };
+        // As nearly always: short, and nothing to escape. Looking at all bytes, whatever they are, is quicker than
+        // stopping at the first that is not plain.
+        if let Some(bytes) = key.bytes.get_mut(..part.len())
+            && part.iter().fold(true, |plain, byte| plain & is_plain(*byte))
+        {
+            bytes.copy_from_slice(part);
+            key.len = u8::try_from(part.len()).expect("the capacity fits a byte");
+            return key;
+        }
+        Self::from_parts([part])
+    }
+}
+
 /// Makes what can be a key on its own one.
 macro_rules! key_from {
-    ($($type:ty => $write:ident),+) => {$(
+    ($($type:ty),+ => $write:expr) => {$(
         impl From<$type> for Key {
             fn from(part: $type) -> Self {
-                let mut writer = KeyWriter::new(&Secrets::UNKEYED);
-                writer.$write(part);
-                writer.finish()
+                let write: fn($type) -> Key = $write;
+                write(part)
             }
         }
     )+};
 }
 
-key_from!(&str => text, &String => text, String => text, &[u8] => text, Vec<u8> => text);
-key_from!(u32 => display, u64 => display, IpAddr => display);
+key_from!(&str => |text| text.as_bytes().into());
+key_from!(&String, String => |text| text.as_bytes().into());
+key_from!(Vec<u8> => |bytes| bytes.as_slice().into());
+key_from!(u32, u64, IpAddr => |part| {
+    let mut writer = KeyWriter::new(&Secrets::UNKEYED);
+    writer.display(part);
+    writer.finish()
+});
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,8 +114,8 @@ pub struct KeyWriter<'a> {
     parts: usize,
     len: usize,
     bytes: [u8; Key::CAPACITY],
-    /// Takes over from `bytes` when these are full.
-    long: Option<Sha256>,
+    /// Takes over from `bytes` when these are full; seldom there, so kept small.
+    long: Option<Box<Sha256>>,
 }
 
 impl<'a> KeyWriter<'a> {
@@ -158,7 +180,7 @@ impl<'a> KeyWriter<'a> {
     fn write(&mut self, part: &[u8]) {
         let end = self.len + part.len();
         match (&self.long, self.bytes.get_mut(self.len..end)) {
-            (None, Some(free)) if part.iter().all(|byte| PLAIN[usize::from(*byte)]) => {
+            (None, Some(free)) if part.iter().all(|byte| is_plain(*byte)) => {
                 free.copy_from_slice(part);
                 self.len = end;
             }
@@ -168,7 +190,7 @@ impl<'a> KeyWriter<'a> {
 
     fn escape(&mut self, byte: u8) {
         match byte {
-            byte if PLAIN[usize::from(byte)] => self.push(byte),
+            byte if is_plain(byte) => self.push(byte),
             byte => {
                 self.push(ESCAPE);
                 self.push(UPPER_HEX[usize::from(byte >> 4)]);
@@ -184,7 +206,9 @@ impl<'a> KeyWriter<'a> {
                 *free = byte;
                 self.len += 1;
             }
-            (None, None) => self.long = Some(Sha256::new().chain_update(self.bytes).chain_update([byte])),
+            (None, None) => {
+                self.long = Some(Box::new(Sha256::new().chain_update(self.bytes).chain_update([byte])));
+            }
         }
     }
 }
@@ -251,16 +275,12 @@ pub(crate) const fn fnv1a(bytes: &[u8]) -> u64 {
     hash
 }
 
-/// Which bytes are written as they are.
-const PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = b'!';
-    while byte < 0x7f {
-        plain[byte as usize] = !matches!(byte, ESCAPE | SEPARATOR | MARK | b'{' | b'}');
-        byte += 1;
-    }
-    plain
-};
+/// Returns true for what is written as it is: printable ASCII but for what marks, separates and escapes, and braces.
+///
+/// `{`, `|`, `}` and `~` follow each other, at the end.
+const fn is_plain(byte: u8) -> bool {
+    byte > b' ' && byte < b'{' && byte != ESCAPE
+}
 
 const SEPARATOR: u8 = b'|';
 const ESCAPE: u8 = b'%';

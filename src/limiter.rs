@@ -281,11 +281,22 @@ impl Limiter {
     }
 
     async fn decision(&self, demands: &[Demand<'_>]) -> Decision {
-        let mut decision = Decision::empty();
-        match self.ask(demands, &mut decision) {
-            Some(ask) => ask.await,
-            None => decision,
+        match self.decide_or_ask(demands) {
+            Ok(decision) => decision,
+            Err(ask) => ask.await,
         }
+    }
+
+    /// Decides where the decision is to be, so that it is moved no more than it must.
+    #[inline]
+    fn decide_or_ask(&self, demands: &[Demand<'_>]) -> Result<Decision, Ask> {
+        let mut decided = Ok(Decision::empty());
+        if let Ok(decision) = &mut decided
+            && let Some(ask) = self.ask(demands, decision)
+        {
+            return Err(ask);
+        }
+        decided
     }
 
     /// Decides into an empty decision, or returns what to wait for; makes no charge of it.

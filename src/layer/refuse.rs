@@ -47,19 +47,23 @@ pub(super) fn refuse(decision: &Decision, request: &Parts) -> Option<Response<Re
     if decision.is_unavailable() {
         return Some(fault(request, Fault::Unavailable));
     }
-    let detail = detail(decision);
     if let Some(content_type) = grpc::content_type(request) {
-        return Some(grpc::over_limit(content_type, decision, &detail));
+        let mut text = String::new();
+        detail(decision, &mut text);
+        return Some(grpc::over_limit(content_type, decision, &text));
     }
-    let mut names = String::new();
-    for outcome in violated(decision) {
-        let separator = if names.is_empty() { "" } else { "," };
-        // Names of policies have nothing that JSON would have to escape.
-        let _ = write!(names, "{separator}\"{}\"", outcome.policy());
+    // In one go: names of policies and quotas have nothing that JSON would have to escape.
+    let mut body = String::with_capacity(ROOM);
+    body.push_str(OVER_LIMIT);
+    detail(decision, &mut body);
+    body.push_str(r#"","violated-policies":["#);
+    for (i, outcome) in violated(decision).enumerate() {
+        body.push_str(if i > 0 { ",\"" } else { "\"" });
+        body.push_str(outcome.policy());
+        body.push('"');
     }
-    let more = format!(r#","violated-policies":[{names}]"#);
-    let mut response =
-        problem(request, StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, "Quota exceeded", &detail, &more);
+    body.push_str("]}");
+    let mut response = problem(request, StatusCode::TOO_MANY_REQUESTS, body);
     if let Some(wait) = decision.retry_after() {
         // RFC 9110, section 10.2.3: whole seconds. Zero would be legal and have clients come back at once.
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait).max(1)));
@@ -97,21 +101,16 @@ fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
     };
     match grpc::content_type(request) {
         Some(content_type) => grpc::status(content_type, code, detail),
-        None => problem(request, status, "about:blank", title, detail, ""),
+        None => {
+            let (detail, number) = (json_string(detail), status.as_u16());
+            let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{number},"detail":{detail}}}"#);
+            problem(request, status, body)
+        }
     }
 }
 
-fn problem(
-    request: &Parts,
-    status: StatusCode,
-    kind: &str,
-    title: &str,
-    detail: &str,
-    more: &str,
-) -> Response<RefusalBody> {
-    let (detail, code) = (json_string(detail), status.as_u16());
-    let mut body =
-        Bytes::from(format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":{detail}{more}}}"#));
+fn problem(request: &Parts, status: StatusCode, body: String) -> Response<RefusalBody> {
+    let mut body = Bytes::from(body);
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     // RFC 6585, section 4: a cache must not store a 429.
@@ -128,12 +127,19 @@ fn problem(
 }
 
 /// Tells the client in words what its request met.
-fn detail(decision: &Decision) -> String {
-    let Some(binding) = decision.binding() else { return "over the limit".to_owned() };
-    let (policy, quota) = (binding.policy(), binding.quota());
+fn detail(decision: &Decision, text: &mut String) {
+    let Some(binding) = decision.binding() else { return text.push_str("over the limit") };
+    text.push_str("policy ");
+    text.push_str(binding.policy());
+    // Writing to a String cannot fail.
+    let _ = write!(text, " allows {}", binding.quota());
     match decision.retry_after() {
-        Some(wait) => format!("policy {policy} allows {quota}; try again in {} s", seconds_up(wait).max(1)),
-        None => format!("policy {policy} allows {quota} and can never grant what this request costs"),
+        Some(wait) => {
+            text.push_str("; try again in ");
+            text.push_str(itoa::Buffer::new().format(seconds_up(wait).max(1)));
+            text.push_str(" s");
+        }
+        None => text.push_str(" and can never grant what this request costs"),
     }
 }
 
@@ -158,8 +164,14 @@ fn json_string(text: &str) -> String {
     json
 }
 
-/// A problem type of draft-ietf-httpapi-ratelimit-headers-11.
-const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+/// The beginning of problem details (RFC 9457), with a type of draft-ietf-httpapi-ratelimit-headers-11.
+const OVER_LIMIT: &str = concat!(
+    r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+    r#""title":"Quota exceeded","status":429,"detail":""#
+);
+
+/// What most problem details fit.
+const ROOM: usize = 320;
 
 pub(super) const PEER_UNKNOWN: &str = "a rule counts by client address, and the server does not tell it; with axum, \
      serve `app.into_make_service_with_connect_info::<SocketAddr>()`; with tonic, enable tollgate's feature `tonic`; \

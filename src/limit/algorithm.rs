@@ -78,6 +78,16 @@ impl State {
         }
     }
 
+    /// Becomes what a key is that was never seen.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        match self {
+            Self::FixedWindow(state) => *state = FixedWindow::default(),
+            Self::SlidingWindow(state) => state.forget(),
+            Self::TokenBucket(state) => *state = TokenBucket::default(),
+        }
+    }
+
     /// Heals what a clock or quota since changed has left behind, and drops what is over.
     pub(crate) fn tidy(&mut self, policy: &Policy, now: Micros) {
         match self {
@@ -103,6 +113,17 @@ impl State {
             Self::SlidingWindow(state) => state.standing(policy, now, cost),
             Self::TokenBucket(state) => state.standing(policy, now, cost),
         }
+    }
+
+    /// Charges a cost, which is not zero, if it would pass now, and tells of the state after that.
+    #[inline]
+    pub(crate) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Standing, Option<Receipt>) {
+        if let Self::TokenBucket(state) = self {
+            return state.take(policy, now, cost);
+        }
+        self.tidy(policy, now);
+        let receipt = self.fits(policy, now, cost).then(|| self.charge(policy, now, cost));
+        (self.standing(policy, now, cost), receipt)
     }
 
     pub(crate) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {

@@ -43,15 +43,19 @@ impl SlidingWindow {
             self.ends = now + window;
         }
         if self.last + window <= now {
-            *self = Self { entries: mem::take(&mut self.entries), ..Self::default() };
-            self.entries.clear();
-            // A log that was long once gives its memory back.
-            self.entries.shrink_to(SMALL);
+            self.forget();
             return;
         }
         let over = self.over(policy, now);
         self.entries.drain(..over.count);
         self.used = self.used.saturating_sub(over.units);
+    }
+
+    /// Drops all charges, and keeps room for a few: a log that was long once gives its memory back.
+    pub(super) fn forget(&mut self) {
+        *self = Self { entries: mem::take(&mut self.entries), ..Self::default() };
+        self.entries.clear();
+        self.entries.shrink_to(SMALL);
     }
 
     /// Counts the oldest charges that are over, at most [`TRIM`].

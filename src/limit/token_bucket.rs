@@ -47,22 +47,24 @@ impl TokenBucket {
             && self.level(policy, now) + u64::from(cost) * policy.interval() <= capacity(policy)
     }
 
+    /// Charges a cost, which is not zero, if it would pass now: [`tidy`](Self::tidy), [`fits`](Self::fits),
+    /// [`charge`](Self::charge) and [`standing`](Self::standing) in one.
+    #[inline]
+    pub(super) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Standing, Option<Receipt>) {
+        let before = self.level(policy, now);
+        let possible = cost <= policy.capacity_u32();
+        let after = if possible { before + u64::from(cost) * policy.interval() } else { u64::MAX };
+        let fits = after <= capacity(policy);
+        let level = if fits { after } else { before };
+        if fits || now * TICKS_PER_MICRO + level < self.arrival {
+            self.set_level(now, level);
+        }
+        (standing(policy, level, cost), fits.then(|| Receipt::arrival(self.arrival)))
+    }
+
     #[inline]
     pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
-        let interval = policy.interval();
-        let capacity = capacity(policy);
-        let level = self.level(policy, now);
-        let free = capacity.saturating_sub(level);
-        let next = if level == 0 { 0 } else { level.saturating_sub(capacity) + interval - free % interval };
-        let wait = if cost > policy.capacity_u32() {
-            Standing::NEVER
-        } else if cost == 0 {
-            0
-        } else {
-            micros_up((level + u64::from(cost) * interval).saturating_sub(capacity))
-        };
-        let remaining = u32::try_from(free / interval).unwrap_or(u32::MAX);
-        Standing { remaining, next: micros_up(next), full: micros_up(level), wait }
+        standing(policy, self.level(policy, now), cost)
     }
 
     #[inline]
@@ -115,6 +117,23 @@ impl TokenBucket {
     fn set_level(&mut self, now: Micros, level: u64) {
         self.arrival = now * TICKS_PER_MICRO + level;
     }
+}
+
+/// Tells of a bucket that is full after so many ticks.
+#[inline]
+fn standing(policy: &Policy, level: u64, cost: u32) -> Standing {
+    let (interval, capacity) = (policy.interval(), capacity(policy));
+    let free = capacity.saturating_sub(level);
+    let next = if level == 0 { 0 } else { level.saturating_sub(capacity) + interval - free % interval };
+    let wait = if cost > policy.capacity_u32() {
+        Standing::NEVER
+    } else if cost == 0 {
+        0
+    } else {
+        micros_up((level + u64::from(cost) * interval).saturating_sub(capacity))
+    };
+    let remaining = u32::try_from(free / interval).unwrap_or(u32::MAX);
+    Standing { remaining, next: micros_up(next), full: micros_up(level), wait }
 }
 
 /// Returns the ticks in which an empty bucket fills.

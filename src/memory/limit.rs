@@ -253,13 +253,13 @@ impl Shard {
         self.sweep(now, 1);
         let same = |entry: &Entry| entry.print == print;
         if let Some(entry) = self.entries.find_mut(print.0[0], same) {
-            if entry.state.ends() > now && cost > 0 {
-                entry.state.tidy(policy, now);
-                return Some(if entry.state.fits(policy, now, cost) {
-                    let receipt = entry.state.charge(policy, now, cost);
-                    Outcome::allowed(policy, entry.state.standing(policy, now, cost), receipt)
-                } else {
-                    Outcome::before(policy, entry.state.standing(policy, now, cost))
+            if cost > 0 {
+                if entry.state.ends() <= now {
+                    entry.state.forget();
+                }
+                return Some(match entry.state.take(policy, now, cost) {
+                    (standing, Some(receipt)) => Outcome::allowed(policy, standing, receipt),
+                    (standing, None) => Outcome::before(policy, standing),
                 });
             }
         } else if !self.has_room_for(print, demand, now, most) {
@@ -287,7 +287,7 @@ impl Shard {
         let (policy, cost) = (demand.policy(), demand.cost_u32());
         let entry = self.entry(print, policy);
         if entry.state.ends() <= now {
-            entry.state = State::fresh(policy);
+            entry.state.forget();
         }
         let receipt = entry.state.charge(policy, now, cost);
         Outcome::allowed(policy, entry.state.standing(policy, now, cost), receipt)

@@ -34,13 +34,13 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
-        Deciding { waiting: Option<Waiting<S, B>> },
+        Deciding { waiting: Option<Box<Waiting<S, B>>> },
         Calling { #[pin] future: F, fields: Option<Fields>, exposed: Option<Box<Decision>> },
         Refused { response: Option<Response<RefusalBody>> },
     }
 }
 
-/// A request that waits for its decision.
+/// A request that waits for its decision. Boxed, since it is large and most need not wait, or wait for long.
 pub(super) struct Waiting<S, B> {
     pub(super) ask: Ask,
     pub(super) exposed: Option<Vec<Kept>>,
@@ -57,7 +57,7 @@ where
     S: Service<Request<B>>,
 {
     pub(super) fn waiting(waiting: Waiting<S, B>) -> Self {
-        Self { state: State::Deciding { waiting: Some(waiting) } }
+        Self { state: State::Deciding { waiting: Some(Box::new(waiting)) } }
     }
 
     /// Goes on with a decision: calls the inner service, or refuses.
@@ -106,7 +106,7 @@ where
                     let asked = &mut waiting.as_mut().expect("a decision comes once").ask;
                     let decision = ready!(Pin::new(asked).poll(cx));
                     let Waiting { exposed, mut inner, request, shared, .. } =
-                        waiting.take().expect("a decision comes once");
+                        *waiting.take().expect("a decision comes once");
                     Self::decided(&decision, exposed.as_deref(), &mut inner, request, &shared).state
                 }
                 StateProj::Calling { future, fields, exposed } => {

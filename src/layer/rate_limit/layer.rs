@@ -146,11 +146,10 @@ impl<S> Layer<S> for RateLimitLayer {
 }
 
 impl Shared {
-    /// Asks all rules that match; none, if there are none.
-    pub(super) fn demands(&self, request: &Parts) -> Result<Demands<'_>, NoKey> {
-        let mut demands = Demands::new();
+    /// Makes the demands of all rules that match; none, if there are none.
+    pub(super) fn demand<'a>(&'a self, request: &Parts, demands: &mut Demands<'a>) -> Result<(), NoKey> {
         if !self.preflights && is_preflight(request) {
-            return Ok(demands);
+            return Ok(());
         }
         for rule in &self.rules {
             if rule.matches(request) {
@@ -161,7 +160,7 @@ impl Shared {
                 }
             }
         }
-        Ok(demands)
+        Ok(())
     }
 
     pub(super) fn refuse(&self, decision: &Decision, request: &Parts) -> Response<RefusalBody> {

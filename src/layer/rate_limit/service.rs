@@ -7,7 +7,11 @@ use std::{
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{ResponseFuture, future::Waiting, layer::Shared};
+use super::{
+    ResponseFuture,
+    future::Waiting,
+    layer::{Demands, Shared},
+};
 use crate::{
     layer::{ResponseBody, key::NoKey, refuse},
     limit::Decision,
@@ -55,11 +59,12 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        match self.shared.demands(&parts) {
-            Ok(demands) if demands.is_empty() => {
+        let mut demands = Demands::new();
+        match self.shared.demand(&parts, &mut demands) {
+            Ok(()) if demands.is_empty() => {
                 ResponseFuture::unlimited(self.inner.call(Request::from_parts(parts, body)))
             }
-            Ok(demands) => {
+            Ok(()) => {
                 let mut decision = Decision::empty();
                 let ask = self.shared.limiter.ask(&demands, &mut decision);
                 let exposed = self.shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
