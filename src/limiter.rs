@@ -16,7 +16,7 @@ use tokio::{runtime::Handle, sync::Notify, time};
 use crate::{
     error::Error,
     key::{Key, Secrets},
-    limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Policy, Settler, Store},
+    limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Pending, Policy, Settler, Store},
     shield::{Allotment, DenyCache, Failover},
 };
 
@@ -306,10 +306,7 @@ impl Limiter {
         if demands.len() > 1 && demands.iter().enumerate().any(twins) {
             return self.ask_merged(demands, decision);
         }
-        if self.gate.store().decide_now(demands, decision) {
-            return None;
-        }
-        Some(Ask { answer: self.gate.store().decide(demands), places: None })
+        self.gate.ask(demands, decision).map(|pending| Ask { pending, places: None })
     }
 
     /// Counts demands for one policy and subject together, and tells each what was decided on their sum.
@@ -324,11 +321,11 @@ impl Limiter {
             }
             places.push(place.unwrap_or(merged.len() - 1));
         }
-        if self.gate.store().decide_now(&merged, decision) {
+        let pending = self.gate.ask(&merged, decision);
+        if pending.is_none() {
             decision.spread(&places);
-            return None;
         }
-        Some(Ask { answer: self.gate.store().decide(&merged), places: Some(places) })
+        pending.map(|pending| Ask { pending, places: Some(places) })
     }
 
     pub(crate) fn charge(&self, demands: &[Demand<'_>], decision: &Decision) -> Charge {
@@ -369,7 +366,7 @@ impl Drop for Registration {
 #[derive(Debug)]
 #[must_use = "nothing is decided until it is awaited"]
 pub(crate) struct Ask {
-    answer: Answer,
+    pending: Pending<Decision>,
     /// Where the outcome of each demand is to be found, if demands were merged.
     places: Option<Vec<usize>>,
 }
@@ -378,9 +375,7 @@ impl Future for Ask {
     type Output = Decision;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
-        // The failover shield turns every error into a decision.
-        let answer = ready!(Pin::new(&mut self.answer).poll(cx));
-        let mut decision = answer.unwrap_or_else(|_| Decision::without_store(true));
+        let mut decision = decided(ready!(Pin::new(&mut self.pending).poll(cx)));
         if let Some(places) = &self.places {
             decision.spread(places);
         }
@@ -410,9 +405,30 @@ impl Gate {
         }
     }
 
+    /// Decides into an empty decision, or returns what to wait for.
+    #[inline]
+    fn ask(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Pending<Decision>> {
+        let store = self.store();
+        if store.decide_now(demands, decision) {
+            return None;
+        }
+        match store.decide(demands).now() {
+            Ok(answered) => {
+                *decision = decided(answered);
+                None
+            }
+            Err(pending) => Some(pending),
+        }
+    }
+
     fn names(&self) -> MutexGuard<'_, Vec<Name>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The failover shield has turned every error into a decision.
+fn decided(answered: Result<Decision, Error>) -> Decision {
+    answered.unwrap_or_else(|_| Decision::without_store(true))
 }
 
 impl Settler for Gate {
