@@ -76,20 +76,34 @@ impl Queue {
     }
 
     /// Takes the next jobs, leaving out those that nobody waits for any more.
-    fn take(&self, cx: &Context<'_>) -> Vec<Job> {
+    ///
+    /// With those that are under way they are shared out among the calls, so that the server works on one part
+    /// while the answers to the other are read.
+    fn take(&self, under_way: usize, cx: &Context<'_>) -> Vec<Job> {
         let mut waiting = self.lock();
-        let mut keys = 0;
-        let fitting = waiting.jobs.iter().take_while(|job| {
-            let fits = keys < MOST_KEYS;
-            keys += job.asked.len();
-            fits
-        });
-        let count = fitting.count();
-        let jobs: Vec<Job> = waiting.jobs.drain(..count).filter(|job| !job.promise.is_pointless()).collect();
-        if jobs.is_empty() {
-            waiting.idle = Some(cx.waker().clone());
+        loop {
+            let share = (under_way + waiting.jobs.len()).div_ceil(CALLS);
+            let mut keys = 0;
+            let fitting = waiting.jobs.iter().take(share).take_while(|job| {
+                let fits = keys < MOST_KEYS;
+                keys += job.asked.len();
+                fits
+            });
+            let count = fitting.count();
+            let jobs: Vec<Job> = waiting.jobs.drain(..count).filter(|job| !job.promise.is_pointless()).collect();
+            if !jobs.is_empty() {
+                return jobs;
+            }
+            if waiting.jobs.is_empty() {
+                waiting.idle = Some(cx.waker().clone());
+                return jobs;
+            }
         }
-        jobs
+    }
+
+    /// Returns how many wait.
+    fn len(&self) -> usize {
+        self.lock().jobs.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -102,12 +116,20 @@ pub(super) struct Batches<'a> {
     queue: &'a Queue,
     names: &'a Names,
     connection: Connection,
-    calls: [Option<Pin<Box<dyn Future<Output = ()> + Send>>>; CALLS],
+    calls: [Option<UnderWay>; CALLS],
+    /// Whether others were let run before the next call goes, so that they may join it.
+    has_yielded: bool,
+}
+
+/// A call that waits for its answer.
+struct UnderWay {
+    call: Pin<Box<dyn Future<Output = ()> + Send>>,
+    jobs: usize,
 }
 
 impl<'a> Batches<'a> {
     pub(super) fn new(queue: &'a Queue, names: &'a Names, connection: Connection) -> Self {
-        Self { queue, names, connection, calls: [const { None }; CALLS] }
+        Self { queue, names, connection, calls: [const { None }; CALLS], has_yielded: false }
     }
 }
 
@@ -117,19 +139,28 @@ impl Future for Batches<'_> {
     /// Never ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        for slot in &mut this.calls {
+        for i in 0..CALLS {
             loop {
-                if let Some(call) = slot {
-                    if call.as_mut().poll(cx).is_pending() {
+                if let Some(under_way) = &mut this.calls[i] {
+                    if under_way.call.as_mut().poll(cx).is_pending() {
                         break;
                     }
-                    *slot = None;
+                    this.calls[i] = None;
                 }
-                let jobs = this.queue.take(cx);
+                let under_way = this.calls.iter().flatten().map(|under_way| under_way.jobs).sum();
+                // While the server is at work, a call much smaller than the one before it is held back for a turn.
+                if !mem::replace(&mut this.has_yielded, true) && (1..under_way).contains(&this.queue.len()) {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                this.has_yielded = false;
+                let jobs = this.queue.take(under_way, cx);
                 if jobs.is_empty() {
                     break;
                 }
-                *slot = Some(Box::pin(decide(this.connection.clone(), this.names.clone(), jobs)));
+                let count = jobs.len();
+                let call = Box::pin(decide(this.connection.clone(), this.names.clone(), jobs));
+                this.calls[i] = Some(UnderWay { call, jobs: count });
             }
         }
         Poll::Pending

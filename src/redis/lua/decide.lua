@@ -418,7 +418,7 @@ local function run()
       local limit, window, aligned = frame[at + 6], frame[at + 7], frame[at + 8] == 1
       if aligned then window = window - now_ms % window end
       local packs = limit <= MOST_PACKED and all <= limit
-      local fresh, life = packs and string.format('%.0f', packed(all, window)), string.format('%d', window + SLACK)
+      local fresh
       while done < count do
         local key = KEYS[key_at + 2]
         local value = call('INCRBY', key, text)
@@ -435,7 +435,8 @@ local function run()
           ttl = ((old - PACKED - used) / COUNT - now_ms) % YEAR
           if ttl == 0 or ttl > window or used + all > limit then used = nil end
         elseif old == 0 and call('PTTL', key) == -1 then
-          call('SET', key, fresh, 'PX', life)
+          fresh = fresh or string.format('%.0f', packed(all, window))
+          call('SET', key, fresh, 'PX', window + SLACK)
           used = 0
         end
         if used then
@@ -498,7 +499,7 @@ local function run()
     elseif kind == 3 then
       local capacity, step, scale = frame[at + 6], frame[at + 7], frame[at + 8]
       local clock = scale == 1 and now or era_now
-      local full, life = string.format('%.0f', clock + all), string.format('%d', lifetime(clock + all, clock, scale))
+      local full, life
       local since = clock + all - (clock + all) % (SPAN * scale)
       while done < count do
         local key = KEYS[key_at + 2]
@@ -516,6 +517,8 @@ local function run()
             -- Its lifetime reaches as far as it has to.
             call('INCRBY', key, string.format('%.0f', -level))
           elseif usual then
+            full = full or string.format('%.0f', clock + all)
+            life = life or string.format('%d', lifetime(clock + all, clock, scale))
             call('SET', key, full, 'PX', life)
           end
           if usual then
