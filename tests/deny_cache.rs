@@ -205,3 +205,55 @@ async fn a_flood_of_refused_requests_costs_redis_nothing() {
         assert!(calls(&mut admin, "evalsha") - before <= 2);
     }
 }
+
+/// A store some way off.
+#[derive(Debug)]
+struct Distant(Remote);
+
+impl Store for Distant {
+    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+        let answer = self.0.decide(demands);
+        Answer::pending(async {
+            tokio::time::sleep(Duration::from_millis(5)).await; // paused time: how far off it is
+            answer.await
+        })
+    }
+
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        self.0.settle(adjustments)
+    }
+
+    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+        self.0.reset(policy, subject)
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_at_once_ask_the_store_one_by_one_as_what_is_remembered_gets_old() {
+    static DAILY: Policy = Policy::token_bucket("daily", Quota::per_day(1)).on_error(OnError::Deny);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let limiter = Limiter::new(Distant(Remote(Memory::manual().0, Arc::clone(&asked))));
+    assert!(limiter.check(&DAILY, "user:42").await.is_allowed());
+    assert!(!limiter.check(&DAILY, "user:42").await.is_allowed());
+    asked.store(0, Ordering::Relaxed);
+    let mut flood = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let limiter = limiter.clone();
+        flood.spawn(async move {
+            for _ in 0..10_000 {
+                assert!(!limiter.check(&DAILY, "user:42").await.is_allowed());
+                tokio::time::sleep(Duration::from_millis(1)).await; // paused time: ten seconds in all
+            }
+        });
+    }
+    while let Some(done) = flood.join_next().await {
+        done.expect("a flood");
+    }
+    // A second is how long a refusal is remembered; news is asked for a little before.
+    let asked = asked.load(Ordering::Relaxed);
+    assert!((10..=13).contains(&asked), "{asked}");
+}

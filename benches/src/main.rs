@@ -7,6 +7,7 @@
 //! README.md tells what each table holds and needs. Absolute figures move with the machine; ratios of one table do
 //! not by much.
 
+mod allotment;
 mod bytes;
 mod cores;
 mod http;
@@ -28,6 +29,7 @@ const TABLES: &[(&str, fn(&mut Run))] = &[
     ("rules", rules::run),
     ("bytes", bytes::run),
     ("refusals", refusals::run),
+    ("allotment", allotment::run),
     ("http", http::run),
 ];
 

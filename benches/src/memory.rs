@@ -114,10 +114,8 @@ pub fn run(run: &mut Run) {
             }
             let medians = run.table(&format!("memory, {threads}, {count} keys"), &mut cases);
             let wanted = match (threads, count) {
-                ("one thread", 1) => Wanted::AtMost(1.0),
-                ("one thread", 10_000) => Wanted::AtMost(0.67),
-                ("one thread", _) => Wanted::AtMost(0.7),
-                (_, 10_000) => Wanted::AtMost(0.72),
+                (_, 10_000) => Wanted::AtMost(1.0 / 1.5),
+                ("one thread", 1_000_000) => Wanted::AtMost(0.8),
                 _ => continue,
             };
             run.bar(

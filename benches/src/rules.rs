@@ -55,8 +55,8 @@ fn measure(run: &mut Run, in_flight: u64, total: u64, algorithm: &str) {
     let medians = run.in_turn(&title, "ns of the server's time a request, by INFO commandstats", &names, once);
     if in_flight == 1 {
         let of = |name| medians.ratio(name, "1 rule");
-        run.bar(format!("3 rules, {algorithm}: server's time of 1 rule"), Wanted::AtMost(1.35), of("3 rules"));
-        run.bar(format!("5 rules, {algorithm}: server's time of 1 rule"), Wanted::AtMost(1.6), of("5 rules"));
+        run.bar(format!("3 rules, {algorithm}: server's time of 1 rule"), Wanted::AtMost(0.75 * 3.0), of("3 rules"));
+        run.bar(format!("5 rules, {algorithm}: server's time of 1 rule"), Wanted::AtMost(0.75 * 5.0), of("5 rules"));
     }
 }
 

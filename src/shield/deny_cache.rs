@@ -1,5 +1,6 @@
 use std::{
     hash::{BuildHasher, Hasher},
+    mem,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -40,7 +41,7 @@ type Asked = SmallVec<[([u64; 2], u32, u64); 2]>;
 /// Demands whose hashes fall into one place.
 #[derive(Debug, Default)]
 struct Set {
-    seen: [Option<Seen>; WAYS],
+    seen: [Option<Box<Seen>>; WAYS],
     /// Which one gives way next.
     next: usize,
     /// How often something was cleared: an answer that was asked for before that is not remembered.
@@ -53,6 +54,8 @@ struct Seen {
     cost: u32,
     asked_at: Instant,
     outcome: Outcome,
+    /// Whether somebody has gone to the store for news, since this is getting old.
+    is_asked_anew: bool,
 }
 
 impl<S: Store> DenyCache<S> {
@@ -153,10 +156,14 @@ impl Recent {
 
     fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {
         let print = self.print(demand);
-        let set = self.set(&print);
-        let seen = set.seen.iter().flatten().find(|seen| seen.print == print)?;
+        let mut set = self.set(&print);
+        let seen = set.seen.iter_mut().flatten().find(|seen| seen.print == print)?;
         let age = now.saturating_duration_since(seen.asked_at);
         if age >= self.max_age {
+            return None;
+        }
+        // One asks anew before all have to, so that a flood does not reach the store whenever this is too old.
+        if age >= self.max_age - self.max_age / 8 && !mem::replace(&mut seen.is_asked_anew, true) {
             return None;
         }
         let age = Micros::try_from(age.as_micros()).ok()?;
@@ -170,13 +177,19 @@ impl Recent {
                 continue;
             }
             // In the place of what is known of it already, or of nothing, or of the next in turn.
-            let same = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.print == *print);
+            let same = |seen: &Option<Box<Seen>>| seen.as_ref().is_some_and(|seen| seen.print == *print);
             let known = set.seen.iter().position(same).or_else(|| set.seen.iter().position(Option::is_none));
             let place = known.unwrap_or_else(|| {
                 set.next = (set.next + 1) % WAYS;
                 set.next
             });
-            set.seen[place] = Some(Seen { print: *print, cost: *cost, asked_at, outcome: outcome.clone() });
+            set.seen[place] = Some(Box::new(Seen {
+                print: *print,
+                cost: *cost,
+                asked_at,
+                outcome: outcome.clone(),
+                is_asked_anew: false,
+            }));
         }
     }
 
@@ -193,7 +206,7 @@ impl Recent {
         for print in prints {
             let mut set = self.set(print);
             set.cleared += 1;
-            let same = |seen: &&mut Option<Seen>| seen.as_ref().is_some_and(|seen| seen.print == *print);
+            let same = |seen: &&mut Option<Box<Seen>>| seen.as_ref().is_some_and(|seen| seen.print == *print);
             set.seen.iter_mut().filter(same).for_each(|seen| *seen = None);
         }
     }
@@ -223,6 +236,7 @@ impl Recent {
     }
 }
 
-/// Sixteen thousand demands, some two megabytes: the refused clients of a second or so.
-const SETS: u64 = 4_096;
+/// Room for sixty-five thousand demands, so that ten thousand hardly ever push each other out: one megabyte, and nine
+/// while as many are refused at once.
+const SETS: u64 = 16_384;
 const WAYS: usize = 4;
