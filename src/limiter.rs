@@ -159,7 +159,11 @@ impl Limiter {
     ///
     /// When dropped half-way the unit may have been charged; nothing else remains.
     pub async fn check(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
-        self.decision(&[Demand::new(policy, subject)]).await
+        // What `decision` does, with one move less: this is the call that is made most.
+        match self.decide_or_ask(&[Demand::new(policy, subject)]) {
+            Ok(decision) => decision,
+            Err(ask) => ask.await,
+        }
     }
 
     /// Asks how one subject stands, and charges nothing.

@@ -32,8 +32,9 @@ const SECONDS_OF_A_ROUND: u32 = 2;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// What is served, and whether all of it is refused.
-const SERVERS: [(&str, bool); 10] = [
+const SERVERS: [(&str, bool); 11] = [
     (BARE, false),
+    (AS_LARGE, true),
     ("tollgate, fields", false),
     ("tower_governor, headers", false),
     ("tollgate, refusing", true),
@@ -45,6 +46,8 @@ const SERVERS: [(&str, bool); 10] = [
     ("tower-rate-limiter on redis, GCRA", false),
 ];
 const BARE: &str = "bare axum";
+/// What writing so much costs, whoever decides on it.
+const AS_LARGE: &str = "bare axum, a fixed answer as large as a refusal";
 const INCR: &str = "INCR as a middleware";
 
 /// A server in a process of its own, on the core of servers.
@@ -106,6 +109,8 @@ pub fn run(run: &mut Run) {
     for (name, least) in [("tollgate, fields", 0.96), ("tollgate, refusing", 0.95)] {
         run.bar(format!("http, {name}: throughput of {BARE}"), Wanted::AtLeast(least), rates.ratio(name, BARE));
     }
+    let name = "tollgate, refusing";
+    run.bar(format!("http, {name}: throughput of {AS_LARGE}"), Wanted::AtLeast(0.95), rates.ratio(name, AS_LARGE));
     for name in ["tollgate on redis, fixed window", "tollgate on redis, token bucket"] {
         run.bar(format!("http, {name}: throughput of {INCR}"), Wanted::AtLeast(0.95), rates.ratio(name, INCR));
     }
@@ -138,6 +143,7 @@ async fn limited(router: Router, name: &str, redis: &str) -> Router {
     };
     match name {
         BARE => router,
+        AS_LARGE => Router::new().route("/", get(as_large)),
         "tollgate, fields" => router.layer(memory(Rule::new("per-client", many).burst(2_000_000_000))),
         "tollgate, refusing" => router.layer(memory(Rule::new("per-client", Quota::per_day(1)))),
         "tower_governor, headers" => {
@@ -152,11 +158,10 @@ async fn limited(router: Router, name: &str, redis: &str) -> Router {
         }
         INCR => router.layer(IncrLayer(connection().await)),
         "tollgate on redis, fixed window" => {
-            let quota = Quota::new(2_000_000_000, DAY).expect("a quota");
-            router.layer(on_redis(Rule::new("fixed", quota).fixed_window()))
+            router.layer(on_redis(Rule::new("fixed", Quota::per_day(65_000)).fixed_window()))
         }
         "tollgate on redis, token bucket" => {
-            router.layer(on_redis(Rule::new("bucket", Quota::per_second(50_000)).burst(2_000_000_000)))
+            router.layer(on_redis(Rule::new("bucket", Quota::per_minute(60)).burst(1_000_000)))
         }
         "tower-rate-limiter on redis, fixed window" => {
             let store = RedisStore::new(connection().await).with_namespace("f");
@@ -172,6 +177,23 @@ async fn limited(router: Router, name: &str, redis: &str) -> Router {
         }
         other => panic!("nothing is served under the name `{other}`"),
     }
+}
+
+/// Answers what a refusal is, byte for byte.
+async fn as_large() -> impl axum::response::IntoResponse {
+    let fields = [
+        ("content-type", "application/problem+json"),
+        ("cache-control", "no-store"),
+        ("retry-after", "86400"),
+        ("ratelimit-policy", "\"per-client\";q=1;w=86400"),
+        ("ratelimit", "\"per-client\";r=0;t=86400"),
+    ];
+    let body = concat!(
+        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","#,
+        r#""status":429,"detail":"policy per-client allows 1/day; try again in 86400 s","#,
+        r#""violated-policies":["per-client"]}"#
+    );
+    (axum::http::StatusCode::TOO_MANY_REQUESTS, fields, body)
 }
 
 /// Tells tower-rate-limiter's clients apart as ours are.

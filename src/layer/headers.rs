@@ -1,7 +1,10 @@
 use std::{cell::RefCell, sync::Once, time::Duration};
 
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{Entry, OccupiedEntry},
+};
 
 use crate::limit::{Decision, Outcome, Policy};
 
@@ -46,38 +49,36 @@ impl Fields {
 
     /// Adds the fields to those of a response.
     pub(super) fn write(self, headers: &mut HeaderMap) {
-        if headers.contains_key(RATE_LIMIT) || headers.contains_key(RATE_LIMIT_POLICY) {
-            return self.write_beside_others(headers);
-        }
-        headers.insert(RATE_LIMIT_POLICY, self.policies);
-        headers.insert(RATE_LIMIT, self.states);
-    }
-
-    /// Adds to what an inner layer has written, but no name a second time: clients join both fields by it.
-    #[cold]
-    fn write_beside_others(self, headers: &mut HeaderMap) {
         for (field, value) in [(RATE_LIMIT_POLICY, self.policies), (RATE_LIMIT, self.states)] {
-            let mut new: Vec<&[u8]> = Vec::new();
-            for item in items(&value) {
-                let name = item.name.unwrap_or_default();
-                if headers.get_all(&field).iter().any(|value| has_item(value, name)) {
-                    static WARNED: Once = Once::new();
-                    WARNED.call_once(|| {
-                        tracing::warn!(
-                            policy = %String::from_utf8_lossy(name),
-                            "two nested layers have a rule of this name; the outer one is not told to clients"
-                        );
-                    });
-                } else {
-                    new.push(item.text);
-                }
-            }
-            // What is of another dialect is left alone: one List of both would be neither.
-            if !new.is_empty() && headers.get_all(&field).iter().all(is_list_of_strings) {
-                let value = HeaderValue::from_bytes(&new.join(&b", "[..])).expect("parts of a value are one");
-                headers.append(field, value);
+            match headers.entry(field) {
+                Entry::Vacant(place) => drop(place.insert(value)),
+                Entry::Occupied(others) => write_beside(others, &value),
             }
         }
+    }
+}
+
+/// Adds to what an inner layer has written, but no name a second time: clients join both fields by it.
+#[cold]
+fn write_beside(mut others: OccupiedEntry<'_, HeaderValue>, value: &HeaderValue) {
+    let mut new: Vec<&[u8]> = Vec::new();
+    for item in items(value) {
+        let name = item.name.unwrap_or_default();
+        if others.iter().any(|value| has_item(value, name)) {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    policy = %String::from_utf8_lossy(name),
+                    "two nested layers have a rule of this name; the outer one is not told to clients"
+                );
+            });
+        } else {
+            new.push(item.text);
+        }
+    }
+    // What is of another dialect is left alone: one List of both would be neither.
+    if !new.is_empty() && others.iter().all(is_list_of_strings) {
+        others.append(HeaderValue::from_bytes(&new.join(&b", "[..])).expect("parts of a value are one"));
     }
 }
 
