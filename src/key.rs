@@ -129,6 +129,20 @@ impl<'a> KeyWriter<'a> {
         self.write(part.as_ref());
     }
 
+    /// Adds a part that is known to need no escapes.
+    pub(crate) fn plain(&mut self, part: &[u8]) {
+        debug_assert!(part.iter().all(|byte| is_plain(*byte)), "{part:?}");
+        self.separate();
+        let end = self.len + part.len();
+        match (&self.long, self.bytes.get_mut(self.len..end)) {
+            (None, Some(free)) => {
+                free.copy_from_slice(part);
+                self.len = end;
+            }
+            _ => part.iter().for_each(|byte| self.push(*byte)),
+        }
+    }
+
     /// Adds what `part` displays as, without a detour through a `String`.
     pub fn display(&mut self, part: impl fmt::Display) {
         self.separate();

@@ -113,23 +113,25 @@ pub(super) fn seconds_up(time: Duration) -> u64 {
 }
 
 fn list(outcomes: &[Outcome], item: fn(&mut Buffer<'_>, &Outcome)) -> HeaderValue {
-    BUFFER.with_borrow_mut(|buffer| {
-        // Values are cut from one block after another: most cost no allocation.
-        if buffer.capacity() < outcomes.len() * LONGEST_ITEM {
-            *buffer = BytesMut::with_capacity(BLOCK.max(outcomes.len() * LONGEST_ITEM));
-        }
+    BUFFER.with_borrow_mut(|(text, block)| {
+        text.clear();
         for (i, outcome) in outcomes.iter().enumerate() {
             if i > 0 {
-                buffer.extend_from_slice(b", ");
+                text.extend_from_slice(b", ");
             }
-            item(&mut Buffer(buffer), outcome);
+            item(&mut Buffer(text), outcome);
         }
-        HeaderValue::from_maybe_shared(buffer.split().freeze()).expect("names and numbers are header text")
+        // Values are cut from one block after another: most cost no allocation.
+        if block.capacity() < text.len() {
+            *block = BytesMut::with_capacity(BLOCK.max(text.len()));
+        }
+        block.extend_from_slice(text);
+        HeaderValue::from_maybe_shared(block.split().freeze()).expect("names and numbers are header text")
     })
 }
 
 /// Structured fields (RFC 9651) with Strings as items and Integers as parameters.
-struct Buffer<'a>(&'a mut BytesMut);
+struct Buffer<'a>(&'a mut Vec<u8>);
 
 impl Buffer<'_> {
     /// Policies' names have nothing that a String would have to escape.
@@ -197,7 +199,8 @@ fn string_end(bytes: &[u8], from: usize) -> usize {
 }
 
 thread_local! {
-    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+    /// Where values are written, and where they are kept.
+    static BUFFER: RefCell<(Vec<u8>, BytesMut)> = RefCell::default();
 }
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -205,8 +208,6 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 
 /// The largest Integer of RFC 9651, section 3.3.1.
 const LARGEST_INTEGER: u64 = 999_999_999_999_999;
-/// A separator, a name of 64 with quotes, and two parameters of 15 digits.
-const LONGEST_ITEM: usize = 2 + 66 + 2 * 18;
 /// Room for some dozens of values; a response holds on to the block that its value was cut from.
 const BLOCK: usize = 2_048;
 
