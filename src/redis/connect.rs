@@ -79,7 +79,8 @@ impl Connections {
     pub(super) fn open(url: &str, names: Names) -> Result<Self, Error> {
         let info = read(url)?;
         let client = |protocol| {
-            let settings = info.redis_settings().clone().set_protocol(protocol);
+            // Introducing itself would cost a right, and an old server an error in its log.
+            let settings = info.redis_settings().clone().set_protocol(protocol).set_skip_set_lib_name();
             Client::open(info.clone().set_redis_settings(settings))
                 .map_err(|error| wrong(url, "cannot be used").with_source(error))
         };

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod access;
 mod connection;
 mod healing;
 mod round_trip;
@@ -14,9 +15,15 @@ use tollgate::{Limiter, OnError, Policy, Quota, Redis};
 
 /// A limiter that waits long enough for a busy machine, and asks the server each time.
 fn limiter(server: &Server) -> Limiter {
-    Limiter::new(Redis::open(&server.url()).expect("an address"))
-        .deadline(Duration::from_secs(10))
-        .deny_max_age(Duration::ZERO)
+    limiter_at(&server.url())
+}
+
+fn limiter_at(url: &str) -> Limiter {
+    patient(Redis::open(url).expect("an address"))
+}
+
+fn patient(redis: Redis) -> Limiter {
+    Limiter::new(redis).deadline(Duration::from_secs(10)).deny_max_age(Duration::ZERO)
 }
 
 /// One policy of each algorithm.
