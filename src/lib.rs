@@ -38,6 +38,7 @@
 //! | `axum` | client addresses, routes and original paths from axum; the extractor [`layer::Exposed`] | yes |
 //! | `tonic` | client addresses from tonic's server | no |
 //! | `redis` | the store on Redis 6.2 and newer, and Valkey | no |
+//! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
 //!
 //! Memory is always there, and gRPC requests are answered as such without any feature. A feature makes something
 //! available; it changes no decision.
@@ -60,6 +61,8 @@ mod shield;
 
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
+#[cfg(feature = "tls")]
+pub use self::redis::Tls;
 pub use self::{
     error::Error,
     key::{Key, KeyWriter},

@@ -9,6 +9,9 @@ mod connect;
 mod limit;
 mod script;
 
+#[cfg(feature = "tls")]
+pub use self::connect::Tls;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
@@ -43,16 +46,21 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Takes the address of a server: `redis://[[user]:password@]host[:port][/database]`.
+    /// Takes an address; does no I/O: a service starts while Redis is down.
     ///
-    /// Does no I/O: a service starts while Redis is down.
+    /// | address | server |
+    /// |---|---|
+    /// | `redis://[[user]:password@]host[:port][/database]` | one Redis or Valkey |
+    /// | `unix:///path[?db=3][&user=...&pass=...]` | the same, by a Unix socket; also `redis+unix:` |
+    /// | `rediss://` as above | by TLS, feature `tls` |
+    ///
+    /// `valkey` serves in the place of `redis`. What is not a letter or digit in a user or password is percent-encoded.
     ///
     /// # Errors
     ///
-    /// If the address is not of that form.
+    /// If the address is not of these forms, or needs a feature that is off.
     pub fn open(url: &str) -> Result<Self, Error> {
-        let names = Names { prefix: DEFAULT_PREFIX.into(), buckets: DEFAULT_BUCKETS };
-        Ok(Self { connections: Arc::new(Connections::open(url, names)?), now: None })
+        Ok(Self { connections: Arc::new(Connections::new(connect::read(url)?, default_names())), now: None })
     }
 
     /// Sets what all keys begin with; the default is `tollgate`.
@@ -111,6 +119,10 @@ impl Redis {
             Ok(finding.decide(&asked))
         })
     }
+}
+
+fn default_names() -> Names {
+    Names { prefix: DEFAULT_PREFIX.into(), buckets: DEFAULT_BUCKETS }
 }
 
 /// Returns the name of a key, for tests that look at the server.

@@ -1,9 +1,9 @@
 use std::sync::OnceLock;
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection};
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use sha1_smol::Sha1;
 
-use super::limit::Call;
+use super::{connect::Handle, limit::Call};
 
 /// A script of ours, known to servers by its SHA-1.
 pub(super) struct Script {
@@ -23,7 +23,7 @@ impl Script {
     /// Calls the script by its SHA, and by its text if the server does not know it (any more).
     ///
     /// `NOSCRIPT` proves that nothing ran, so asking again charges nothing twice.
-    pub(super) async fn call(&self, connection: &mut MultiplexedConnection, call: &Call) -> Result<Value, RedisError> {
+    pub(super) async fn call(&self, connection: &mut Handle, call: &Call) -> Result<Value, RedisError> {
         match self.command(call).query_async(connection).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 command("EVAL", self.text, call).query_async(connection).await

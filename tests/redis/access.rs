@@ -8,7 +8,7 @@ use super::{limiter_at, policies};
 use crate::support::{assert_all_keys_expire, server::Server};
 
 /// Returns the words of the one line in the README that makes a user.
-fn acl_line() -> Vec<&'static str> {
+pub(super) fn acl_line() -> Vec<&'static str> {
     let mut lines = include_str!("../../README.md").lines().filter(|line| line.starts_with("ACL SETUSER "));
     let line = lines.next().expect("a line that makes a user");
     assert_eq!(lines.next(), None);
@@ -22,7 +22,7 @@ fn run(admin: &mut redis::Connection, words: &[&str]) {
 }
 
 /// Does everything that a limiter can ask of a server; nothing of it may fail.
-async fn use_all(limiter: &Limiter) {
+pub(super) async fn use_all(limiter: &Limiter) {
     let policies = policies(Quota::per_hour(20));
     for policy in &policies {
         let (decision, charge) = limiter.decide(&[Demand::new(policy, "user:42").cost(5)]).await;

@@ -3,7 +3,10 @@
 use std::{
     io::{Read, Write},
     net::TcpListener,
-    sync::OnceLock,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -282,6 +285,45 @@ async fn a_server_that_takes_no_writes_is_connected_to_anew() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_callers_make_one_attempt_at_a_time() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let redis = Redis::open(&format!("redis://{}", listener.local_addr().expect("its address"))).expect("an address");
+    let open = Arc::new(AtomicUsize::new(0));
+    let (most, all) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (now_open, now_most, now_all) = (Arc::clone(&open), Arc::clone(&most), Arc::clone(&all));
+    // Takes each attempt, keeps it waiting a while, and then hangs up.
+    tokio::spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.expect("a connection");
+            now_all.fetch_add(1, Ordering::SeqCst);
+            now_most.fetch_max(now_open.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let now_open = Arc::clone(&now_open);
+            tokio::spawn(async move {
+                // Real time, since the sockets are real.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                now_open.fetch_sub(1, Ordering::SeqCst);
+                drop(socket);
+            });
+        }
+    });
+    let limiter = Limiter::new(redis);
+    let one = |_| {
+        let limiter = limiter.clone();
+        async move {
+            for _ in 0..20 {
+                assert!(limiter.check(&CLOSED, "user:42").await.is_unavailable());
+                // Real time: callers come back, as clients do.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    (0..1_000).map(one).collect::<tokio::task::JoinSet<_>>().join_all().await;
+    assert_eq!(most.load(Ordering::SeqCst), 1, "attempts at once");
+    let all = all.load(Ordering::SeqCst);
+    assert!((2..30).contains(&all), "{all} attempts");
+}
+
 #[test]
 fn a_wrong_address_says_what_to_write() {
     for (url, says) in [
@@ -291,7 +333,6 @@ fn a_wrong_address_says_what_to_write() {
         ("redis:/localhost", "scheme is missing"),
         ("http://localhost", "`http` is unknown"),
         ("reds://localhost", "`reds` is unknown"),
-        ("rediss://localhost", "not supported yet"),
         ("redis+cluster://a,b", "not supported yet"),
         ("redis://", "cannot be read"),
         ("redis://localhost:port", "cannot be read"),
@@ -302,7 +343,7 @@ fn a_wrong_address_says_what_to_write() {
         ("redis://u:secret?secret@h:1", "cannot be read"),
         ("unix:///x.sock?pass=secret&db=abc", "cannot be read"),
         ("redis:/user:secret@localhost", "scheme is missing"),
-        ("rediss://user:secret@localhost", "not supported yet"),
+        ("redis+cluster://user:secret@localhost", "not supported yet"),
     ] {
         let error = Redis::open(url).expect_err(url);
         assert!(error.is_invalid(), "{error}");

@@ -1,6 +1,7 @@
 //! What the tests share.
 #![allow(dead_code, unreachable_pub)] // Each test uses its part of it.
 
+pub mod certificates;
 pub mod http;
 pub mod server;
 

@@ -28,7 +28,7 @@ impl Server {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         // Between looking for a port and listening on it somebody else may take it.
         for _ in 0..20 {
-            let port = free_port();
+            let port = Self::free_port();
             let mut child = spawn(&program(), port, &dir, &args, &[]);
             if answers(port, &mut child, 500) {
                 return Self { child, port, dir, args };
@@ -61,7 +61,7 @@ impl Server {
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
         ];
         let program = env::var("TOLLGATE_CLOCK_SERVER").unwrap_or_else(|_| program());
-        let port = free_port();
+        let port = Self::free_port();
         let mut child = spawn(&program, port, &dir, &[], &vars);
         // One that does not suit hangs.
         if !answers(port, &mut child, 100) {
@@ -69,6 +69,11 @@ impl Server {
             return None;
         }
         Some((Self { child, port, dir, args: Vec::new() }, FakeClock { file: path, port }))
+    }
+
+    pub fn free_port() -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        listener.local_addr().expect("its address").port()
     }
 
     pub fn port(&self) -> u16 {
@@ -145,12 +150,7 @@ fn write_shift(file: &Path, hours: i64) {
     fs::rename(&new, file).expect("the clock's file");
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
-}
-
-fn program() -> String {
+pub(super) fn program() -> String {
     env::var("TOLLGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
@@ -191,7 +191,7 @@ fn answers(port: u16, child: &mut Child, tries: u32) -> bool {
     false
 }
 
-fn end(child: &mut Child) {
+pub(super) fn end(child: &mut Child) {
     // Both fail only if it has ended already.
     let _ = child.kill();
     let _ = child.wait();

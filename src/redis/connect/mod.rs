@@ -1,3 +1,8 @@
+mod address;
+mod route;
+#[cfg(feature = "tls")]
+mod tls;
+
 use std::{
     future::{Future, poll_fn},
     hash::{BuildHasher, RandomState},
@@ -10,18 +15,17 @@ use std::{
     time::Duration,
 };
 
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushKind,
-    RedisError, ServerErrorKind, Value,
-    aio::{MultiplexedConnection, SendError},
-    io::tcp::TcpSettings,
-};
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::{
-    runtime::{self, Handle},
+    runtime,
     sync::{Notify, watch},
     time,
 };
 
+use self::route::Route;
+#[cfg(feature = "tls")]
+pub use self::tls::Tls;
+pub(super) use self::{address::read, route::Handle};
 use super::{
     batch::{Batches, Queue},
     limit::{Asked, Call, Names, Reply, Request},
@@ -36,9 +40,7 @@ use crate::{
 ///
 /// A connection is driven by the runtime that made it and dies with it, so each runtime has its own.
 pub(super) struct Connections {
-    client: Client,
-    /// For servers and proxies that do not speak RESP3.
-    client_resp2: Client,
+    route: Route,
     names: Names,
     lines: Mutex<Vec<Line>>,
 }
@@ -53,13 +55,13 @@ struct Line {
 enum State {
     Connecting,
     Up(Connection),
-    Down(RedisError),
+    Down(Error),
 }
 
 /// A connection in use.
 #[derive(Clone)]
 pub(super) struct Connection {
-    handle: MultiplexedConnection,
+    handle: Handle,
     known: Arc<Known>,
 }
 
@@ -75,22 +77,13 @@ struct Known {
 }
 
 impl Connections {
-    /// Reads an address; does no I/O.
-    pub(super) fn open(url: &str, names: Names) -> Result<Self, Error> {
-        let info = read(url)?;
-        let client = |protocol| {
-            // Introducing itself would cost a right, and an old server an error in its log.
-            let settings = info.redis_settings().clone().set_protocol(protocol).set_skip_set_lib_name();
-            Client::open(info.clone().set_redis_settings(settings))
-                .map_err(|error| wrong(url, "cannot be used").with_source(error))
-        };
-        let (client, client_resp2) = (client(ProtocolVersion::RESP3)?, client(ProtocolVersion::RESP2)?);
-        Ok(Self { client, client_resp2, names, lines: Mutex::default() })
+    pub(super) fn new(route: Route, names: Names) -> Self {
+        Self { route, names, lines: Mutex::default() }
     }
 
+    /// Returns the same with other names of keys.
     pub(super) fn renamed(&self, names: Names) -> Self {
-        let (client, client_resp2) = (self.client.clone(), self.client_resp2.clone());
-        Self { client, client_resp2, names, lines: Mutex::default() }
+        Self::new(self.route.clone(), names)
     }
 
     pub(super) fn names(&self) -> &Names {
@@ -111,14 +104,14 @@ impl Connections {
         let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
         match settled.as_deref() {
             Ok(State::Up(connection)) => Ok(connection.clone()),
-            Ok(State::Down(error)) => Err(down(error)),
+            Ok(State::Down(error)) => Err(error.clone()),
             Ok(State::Connecting) | Err(_) => Err(cut_off()),
         }
     }
 
     /// Does something with this runtime's line, which is made if there is none.
     fn with_line<T>(&self, act: impl FnOnce(&Line) -> T) -> Result<T, Error> {
-        let Ok(runtime) = Handle::try_current() else {
+        let Ok(runtime) = runtime::Handle::try_current() else {
             return Err(Error::store("redis needs a tokio runtime, and this is none"));
         };
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,8 +122,7 @@ impl Connections {
         lines.retain(Line::is_kept_up);
         let (sender, state) = watch::channel(State::Connecting);
         let line = Line { runtime: id, state, queue: Arc::default() };
-        let clients = [self.client.clone(), self.client_resp2.clone()];
-        runtime.spawn(keep_up(clients, self.names.clone(), Arc::clone(&line.queue), sender));
+        runtime.spawn(keep_up(self.route.clone(), self.names.clone(), Arc::clone(&line.queue), sender));
         let done = act(&line);
         lines.push(line);
         Ok(done)
@@ -213,21 +205,17 @@ impl Connection {
     }
 }
 
-fn down(error: &RedisError) -> Error {
-    Error::store("cannot connect to redis").with_source(error.clone())
-}
-
 /// What waiters are told whose connection went away under them.
 pub(super) fn cut_off() -> Error {
     Error::store("the connection to redis was lost")
 }
 
 /// Connects, works until the connection is broken, and connects again, for as long as somebody may ask for it.
-async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: watch::Sender<State>) {
+async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Sender<State>) {
     let mut failures: u32 = 0;
     loop {
         let known = Arc::new(Known::default());
-        let wait = match connect(&clients, &known).await {
+        let wait = match route.connect(&known).await {
             Ok(handle) => {
                 let connection = Connection { handle, known: Arc::clone(&known) };
                 queue.open();
@@ -246,7 +234,7 @@ async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: w
                 }
             }
             Err(error) => {
-                queue.close(&down(&error));
+                queue.close(&error);
                 state.send_replace(State::Down(error));
                 failures = failures.saturating_add(1);
                 pause(failures)
@@ -255,26 +243,6 @@ async fn keep_up(clients: [Client; 2], names: Names, queue: Arc<Queue>, state: w
         if time::timeout(wait, state.closed()).await.is_ok() {
             return;
         }
-    }
-}
-
-async fn connect(clients: &[Client; 2], known: &Arc<Known>) -> Result<MultiplexedConnection, RedisError> {
-    // Deadlines are kept by whoever asks: a late answer is dropped there.
-    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
-    let closed = Arc::clone(known);
-    let tell = move |push: redis::PushInfo| -> Result<(), SendError> {
-        if push.kind == PushKind::Disconnection {
-            closed.broken.notify_one();
-        }
-        Ok(())
-    };
-    let [resp3, resp2] = clients;
-    // Only RESP3 has the crate tell at once when a connection ends.
-    match resp3.get_multiplexed_async_connection_with_config(&config.clone().set_push_sender(tell)).await {
-        Err(error) if error.kind() == ErrorKind::RESP3NotSupported => {
-            resp2.get_multiplexed_async_connection_with_config(&config).await
-        }
-        answer => answer,
     }
 }
 
@@ -312,40 +280,6 @@ fn pause(failures: u32) -> Duration {
     longest / 2 + longest / 2 * random / (1 << 16)
 }
 
-fn read(url: &str) -> Result<ConnectionInfo, Error> {
-    match url.split_once("://") {
-        Some(("redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix", _)) => {}
-        Some(("rediss" | "valkeys" | "redis+sentinel" | "redis+cluster", _)) => {
-            return Err(wrong(url, "TLS, Sentinel and Cluster are not supported yet; write redis://host:port"));
-        }
-        Some((scheme, _)) => {
-            return Err(wrong(url, &format!("the scheme `{scheme}` is unknown; write redis://host:port")));
-        }
-        None => return Err(wrong(url, "the scheme is missing; write redis://host:port")),
-    }
-    let info = url.into_connection_info().map_err(|error| {
-        wrong(url, "cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error)
-    })?;
-    // Small writes must not wait for the acknowledgement of the ones before them.
-    Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
-}
-
-fn wrong(url: &str, what: &str) -> Error {
-    Error::invalid(format!("redis address `{}`: {what}", without_password(url)))
-}
-
-/// Cuts what may be a secret out of an address, for messages: user and password, and the query.
-fn without_password(url: &str) -> String {
-    let scheme = url.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
-    let (start, address) = match url.rsplit_once('@') {
-        Some((_, host)) => (format!("{scheme}...@"), host),
-        None => (String::new(), url),
-    };
-    let address = address.split_once('?').map_or(address, |(address, _)| address);
-    format!("{start}{address}")
-}
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than any deadline that makes sense for a decision, and short against the quarter of an hour after which
 /// a system gives up on a peer that has vanished.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,0 +1,60 @@
+use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings};
+
+use super::route::Route;
+use crate::error::Error;
+
+/// Reads an address; does no I/O.
+pub(in crate::redis) fn read(url: &str) -> Result<Route, Error> {
+    let Some((scheme, _)) = url.split_once("://") else {
+        return Err(wrong(url, "the scheme is missing; write redis://host:port"));
+    };
+    match scheme {
+        "redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix" => server(url).map(Route::Server),
+        "rediss" | "valkeys" => {
+            needs_tls(url)?;
+            server(url).map(Route::Server)
+        }
+        "redis+sentinel" | "redis+cluster" => {
+            Err(wrong(url, "Sentinel and Cluster are not supported yet; write redis://host:port"))
+        }
+        _ => Err(wrong(url, &format!("the scheme `{scheme}` is unknown; write redis://host:port"))),
+    }
+}
+
+fn needs_tls(url: &str) -> Result<(), Error> {
+    if !cfg!(feature = "tls") {
+        return Err(wrong(url, "TLS needs the feature `tls` of tollgate; without it, only redis://host:port works"));
+    }
+    // The client knows a fragment that turns the checks off.
+    if url.contains('#') {
+        return Err(wrong(url, "ends in a fragment; write rediss://host:port, the certificate is always checked"));
+    }
+    Ok(())
+}
+
+/// Reads the address of one server.
+fn server(url: &str) -> Result<ConnectionInfo, Error> {
+    parse(url).map_err(|error| {
+        wrong(url, "cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error)
+    })
+}
+
+pub(super) fn parse(url: &str) -> Result<ConnectionInfo, redis::RedisError> {
+    // Small writes must not wait for the acknowledgement of the ones before them.
+    Ok(url.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+}
+
+pub(super) fn wrong(url: &str, what: &str) -> Error {
+    Error::invalid(format!("redis address `{}`: {what}", without_password(url)))
+}
+
+/// Cuts what may be a secret out of an address, for messages: user and password, and the query.
+fn without_password(url: &str) -> String {
+    let scheme = url.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
+    let (start, address) = match url.rsplit_once('@') {
+        Some((_, host)) => (format!("{scheme}...@"), host),
+        None => (String::new(), url),
+    };
+    let address = address.split_once('?').map_or(address, |(address, _)| address);
+    format!("{start}{address}")
+}
