@@ -39,6 +39,7 @@
 //! | `tonic` | client addresses from tonic's server | no |
 //! | `redis` | the store on Redis 6.2 and newer, and Valkey | no |
 //! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
+//! | `sentinel` | Redis behind Sentinel: `redis+sentinel://` | no |
 //!
 //! Memory is always there, and gRPC requests are answered as such without any feature. A feature makes something
 //! available; it changes no decision.

@@ -53,8 +53,12 @@ impl Redis {
     /// | `redis://[[user]:password@]host[:port][/database]` | one Redis or Valkey |
     /// | `unix:///path[?db=3][&user=...&pass=...]` | the same, by a Unix socket; also `redis+unix:` |
     /// | `rediss://` as above | by TLS, feature `tls` |
+    /// | `redis+sentinel://[[user]:password@]host[:port],.../master[/database]` | the master that these sentinels know, feature `sentinel`; `rediss+sentinel:` by TLS |
     ///
     /// `valkey` serves in the place of `redis`. What is not a letter or digit in a user or password is percent-encoded.
+    /// User and password of Sentinel are those of the servers; the sentinels' own are told by
+    /// `?sentinel_user=...&sentinel_pass=...`. A connection to the master is followed to the next one when it is lost, or
+    /// the server takes no writes any more.
     ///
     /// # Errors
     ///

@@ -7,6 +7,7 @@ mod access;
 mod connection;
 mod healing;
 mod round_trip;
+mod sentinel;
 mod tls;
 
 use std::time::Duration;

@@ -3,6 +3,7 @@
 
 pub mod certificates;
 pub mod http;
+pub mod sentinels;
 pub mod server;
 
 use std::{

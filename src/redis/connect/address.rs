@@ -5,7 +5,7 @@ use crate::error::Error;
 
 /// Reads an address; does no I/O.
 pub(in crate::redis) fn read(url: &str) -> Result<Route, Error> {
-    let Some((scheme, _)) = url.split_once("://") else {
+    let Some((scheme, rest)) = url.split_once("://") else {
         return Err(wrong(url, "the scheme is missing; write redis://host:port"));
     };
     match scheme {
@@ -14,9 +14,12 @@ pub(in crate::redis) fn read(url: &str) -> Result<Route, Error> {
             needs_tls(url)?;
             server(url).map(Route::Server)
         }
-        "redis+sentinel" | "redis+cluster" => {
-            Err(wrong(url, "Sentinel and Cluster are not supported yet; write redis://host:port"))
+        "redis+sentinel" | "valkey+sentinel" => sentinels(url, "redis", rest),
+        "rediss+sentinel" | "valkeys+sentinel" => {
+            needs_tls(url)?;
+            sentinels(url, "rediss", rest)
         }
+        "redis+cluster" | "valkey+cluster" => Err(wrong(url, "Cluster is not supported yet; write redis://host:port")),
         _ => Err(wrong(url, &format!("the scheme `{scheme}` is unknown; write redis://host:port"))),
     }
 }
@@ -30,6 +33,16 @@ fn needs_tls(url: &str) -> Result<(), Error> {
         return Err(wrong(url, "ends in a fragment; write rediss://host:port, the certificate is always checked"));
     }
     Ok(())
+}
+
+#[cfg(feature = "sentinel")]
+fn sentinels(url: &str, scheme: &str, rest: &str) -> Result<Route, Error> {
+    super::sentinel::Sentinels::read(url, scheme, rest).map(Route::Sentinels)
+}
+
+#[cfg(not(feature = "sentinel"))]
+fn sentinels(url: &str, _: &str, _: &str) -> Result<Route, Error> {
+    Err(wrong(url, "Sentinel needs the feature `sentinel` of tollgate; without it, write redis://host:port"))
 }
 
 /// Reads the address of one server.

@@ -1,5 +1,7 @@
 mod address;
 mod route;
+#[cfg(feature = "sentinel")]
+mod sentinel;
 #[cfg(feature = "tls")]
 mod tls;
 

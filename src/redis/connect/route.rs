@@ -13,6 +13,8 @@ use crate::error::Error;
 #[derive(Clone)]
 pub(in crate::redis) enum Route {
     Server(ConnectionInfo),
+    #[cfg(feature = "sentinel")]
+    Sentinels(super::sentinel::Sentinels),
 }
 
 /// Something that takes commands.
@@ -29,6 +31,8 @@ impl Route {
                 Ok(connection) => Ok(Handle::Ours(connection)),
                 Err(error) => Err(Error::store("cannot connect to redis").with_source(error)),
             },
+            #[cfg(feature = "sentinel")]
+            Self::Sentinels(sentinels) => sentinels.master(known).await.map(Handle::Ours),
         }
     }
 }

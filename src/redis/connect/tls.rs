@@ -96,16 +96,18 @@ impl fmt::Debug for Tls {
 }
 
 impl Redis {
-    /// Sets whom to trust, and what to show, on connections to `rediss://`.
+    /// Sets whom to trust, and what to show, on connections to `rediss://` and `rediss+sentinel://`.
     ///
     /// # Errors
     ///
-    /// If the address is not one, or something is not what it should be: PEM, certificates, the key that
+    /// If the address is not one of these, or something is not what it should be: PEM, certificates, the key that
     /// belongs to them.
     pub fn tls(mut self, tls: &Tls) -> Result<Self, Error> {
         tls.check()?;
         let route = match self.connections.route.clone() {
             Route::Server(info) => Route::Server(tls.applied(&info)?),
+            #[cfg(feature = "sentinel")]
+            Route::Sentinels(sentinels) => Route::Sentinels(sentinels.each_server(|info| tls.applied(info))?),
         };
         self.connections = Connections::new(route, self.connections.names.clone()).into();
         Ok(self)
