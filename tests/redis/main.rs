@@ -6,6 +6,7 @@ mod support;
 mod access;
 mod connection;
 mod healing;
+mod owned;
 mod round_trip;
 mod sentinel;
 mod tls;

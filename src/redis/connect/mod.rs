@@ -1,4 +1,6 @@
 mod address;
+#[cfg(feature = "redis-connection")]
+mod owned;
 mod route;
 #[cfg(feature = "sentinel")]
 mod sentinel;

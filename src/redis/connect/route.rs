@@ -15,12 +15,16 @@ pub(in crate::redis) enum Route {
     Server(ConnectionInfo),
     #[cfg(feature = "sentinel")]
     Sentinels(super::sentinel::Sentinels),
+    #[cfg(feature = "redis-connection")]
+    Owned(super::owned::Owned),
 }
 
 /// Something that takes commands.
 #[derive(Clone)]
 pub(in crate::redis) enum Handle {
     Ours(MultiplexedConnection),
+    #[cfg(feature = "redis-connection")]
+    Owned(super::owned::Owned),
 }
 
 impl Route {
@@ -33,6 +37,8 @@ impl Route {
             },
             #[cfg(feature = "sentinel")]
             Self::Sentinels(sentinels) => sentinels.master(known).await.map(Handle::Ours),
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(owned) => Ok(Handle::Owned(owned.clone())),
         }
     }
 }
@@ -41,6 +47,8 @@ impl ConnectionLike for Handle {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         match self {
             Self::Ours(connection) => connection.req_packed_command(command),
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(owned) => owned.req_packed_command(command),
         }
     }
 
@@ -52,12 +60,16 @@ impl ConnectionLike for Handle {
     ) -> RedisFuture<'a, Vec<Value>> {
         match self {
             Self::Ours(connection) => connection.req_packed_commands(commands, offset, count),
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(owned) => owned.req_packed_commands(commands, offset, count),
         }
     }
 
     fn get_db(&self) -> i64 {
         match self {
             Self::Ours(connection) => connection.get_db(),
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(owned) => owned.get_db(),
         }
     }
 }

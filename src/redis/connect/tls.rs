@@ -108,6 +108,8 @@ impl Redis {
             Route::Server(info) => Route::Server(tls.applied(&info)?),
             #[cfg(feature = "sentinel")]
             Route::Sentinels(sentinels) => Route::Sentinels(sentinels.each_server(|info| tls.applied(info))?),
+            #[cfg(feature = "redis-connection")]
+            Route::Owned(_) => return Err(Error::invalid("tls: the connection is not made here")),
         };
         self.connections = Connections::new(route, self.connections.names.clone()).into();
         Ok(self)
