@@ -18,8 +18,9 @@
 //! goes to a [`Limiter`] in one call, and the limiter's store decides on all of it or nothing: [`Memory`] at once,
 //! `Redis` in one round trip, however many rules there are. A request that passes goes on, and its response tells
 //! the client where it stands; one that does not is answered with HTTP 429 or gRPC status 8, and the time after
-//! which it will pass. When the store cannot answer in time, each rule's [`OnError`] decides, and nobody is told
-//! that the client was at fault.
+//! which it will pass. When the store cannot answer in time, each rule's [`OnError`] decides: by default this process,
+//! by its share of the quota. Nobody is told that a client was at fault for the outage; [`failure`] has it fault by
+//! fault.
 //!
 //! # Where to look
 //!
@@ -27,6 +28,7 @@
 //! |---|---|
 //! | axum, tonic, hyper: layers, rules, keys, fields | [`layer`] |
 //! | limits without HTTP | [`Limiter`] |
+//! | what happens on a bad day, and what to set | [`failure`] |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
 //! | tests of your own, with a clock that you move | [`Memory::manual`] |
@@ -52,6 +54,9 @@
 #[cfg(all(test, feature = "redis"))]
 mod agreement;
 mod error;
+#[cfg(doc)]
+#[doc = include_str!("../docs/failure.md")]
+pub mod failure {}
 mod key;
 pub mod layer;
 pub mod limit;

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    num::NonZeroU32,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -89,6 +90,7 @@ struct Options {
     deadline: Duration,
     /// For how long refusals are remembered, if at all.
     deny_max_age: Option<Duration>,
+    replicas: NonZeroU32,
 }
 
 /// Counts corrections on their way.
@@ -102,15 +104,20 @@ impl Limiter {
     /// Makes a limiter on a store.
     pub fn new(store: impl Store) -> Self {
         let secrets = Secrets::unkeyed_for(store.is_shared());
-        let options = Options { deadline: Self::DEFAULT_DEADLINE, deny_max_age: Some(Self::DEFAULT_DENY_MAX_AGE) };
+        let options = Options {
+            deadline: Self::DEFAULT_DEADLINE,
+            deny_max_age: Some(Self::DEFAULT_DENY_MAX_AGE),
+            replicas: NonZeroU32::MIN,
+        };
         Self { gate: Arc::new(Gate::new(Arc::new(store), options)), secrets: Arc::new(secrets) }
     }
 
     /// Sets how long to wait for the store in each call; the default is
     /// [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     ///
-    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides. `Redis` itself
-    /// gives up after one second without an answer. Set the deadline before the limiter is cloned or used.
+    /// Waiting for a connection is included. Later than that, the policies' on-error choice decides; after several
+    /// such calls in a row it decides at once, and one request at a time is let through to see whether the store is
+    /// well again. `Redis` itself gives up after one second without an answer. Set the deadline before the limiter is cloned or used.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let options = Options { deadline, ..self.gate.options };
@@ -126,6 +133,17 @@ impl Limiter {
     #[must_use]
     pub fn deny_max_age(self, max_age: Duration) -> Self {
         let options = Options { deny_max_age: (!max_age.is_zero()).then_some(max_age), ..self.gate.options };
+        self.rebuilt(options)
+    }
+
+    /// Sets how many processes share the store: in an outage each decides by that part of a quota, rounded up, where a
+    /// policy says [`OnError::Local`](crate::OnError::Local). The default is one, and so is zero.
+    ///
+    /// Too low a number lets the fleet admit more in an outage; one that is too high refuses more. Set it before the
+    /// limiter is cloned or used.
+    #[must_use]
+    pub fn replicas(self, replicas: u32) -> Self {
+        let options = Options { replicas: NonZeroU32::new(replicas).unwrap_or(NonZeroU32::MIN), ..self.gate.options };
         self.rebuilt(options)
     }
 
@@ -389,7 +407,7 @@ impl Future for Ask {
 
 impl Gate {
     fn new(bare: Arc<dyn Store>, options: Options) -> Self {
-        let failover = Failover::new(Arc::clone(&bare), options.deadline);
+        let failover = Failover::new(Arc::clone(&bare), options.deadline, options.replicas);
         // A store in this process answers as fast as a cache or an allotment in front of it.
         let shielded = if bare.is_shared() {
             Shielded::Shared(Allotment::new(match options.deny_max_age {

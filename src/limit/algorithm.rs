@@ -63,6 +63,29 @@ pub(crate) struct Standing {
     pub(crate) wait: Micros,
 }
 
+/// What a store that others use too has answered about a key, for a state that follows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// The units that it has charged; `None` if it has refused the request.
+    pub(crate) charged: Option<u32>,
+    /// The units that were asked for.
+    pub(crate) cost: u32,
+    /// The units used of the whole, by everybody.
+    pub(crate) used: u32,
+    pub(crate) standing: Standing,
+}
+
+impl Told {
+    /// Returns the units that a state of this policy has used now, that had used `own` before.
+    ///
+    /// No less than leaves what remains of the whole, if that is less than the policy's part. And no more than was
+    /// used of the whole: it has been given back since.
+    pub(super) fn used(&self, policy: &Policy, own: u32) -> u32 {
+        let least = policy.capacity_u32().saturating_sub(self.standing.remaining);
+        own.saturating_add(self.charged.unwrap_or(0)).min(self.used).max(least)
+    }
+}
+
 impl Standing {
     /// A wait that no waiting ends: the cost is above the capacity.
     pub(crate) const NEVER: Micros = Micros::MAX;
@@ -131,6 +154,16 @@ impl State {
             Self::FixedWindow(state) => state.charge(policy, now, cost),
             Self::SlidingWindow(state) => state.charge(policy, now, cost),
             Self::TokenBucket(state) => state.charge(policy, now, cost),
+        }
+    }
+
+    /// Takes over what a store has answered, into a state by whose policy this process may decide alone: one of equal
+    /// parts of the whole.
+    pub(crate) fn follow(&mut self, policy: &Policy, now: Micros, told: &Told) {
+        match self {
+            Self::FixedWindow(state) => state.follow(policy, now, told),
+            Self::SlidingWindow(state) => state.follow(policy, now, told),
+            Self::TokenBucket(state) => state.follow(policy, now, told),
         }
     }
 

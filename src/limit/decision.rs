@@ -3,7 +3,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{
-    Algorithm, Micros, Policy, Quota, Standing,
+    Algorithm, Micros, Policy, Quota, Standing, Told,
     policy::{Name, TICKS_PER_MICRO},
     store::Receipt,
 };
@@ -81,15 +81,24 @@ impl Decision {
 
     /// Returns true if the store could not answer and the policies' [`OnError`](super::OnError) decided.
     ///
-    /// There are no outcomes then, and nothing was charged as far as can be known.
+    /// With [`OnError::Local`](super::OnError::Local) its outcomes tell of this process's share, and its charge cannot
+    /// be settled. Else there are no outcomes, and nothing was charged as far as can be known.
     pub fn is_degraded(&self) -> bool {
         self.degraded
     }
 
     /// Returns true if the request was refused because the store could not answer: a fault of the service and
     /// not of its caller, to be told as HTTP 503 or gRPC status 14.
+    ///
+    /// Not so if this process has decided by its share and refused: that is over the limit, and
+    /// [degraded](Self::is_degraded).
     pub fn is_unavailable(&self) -> bool {
-        self.degraded && !self.allowed
+        self.degraded && !self.allowed && self.outcomes.is_empty()
+    }
+
+    /// Marks it as made without the store.
+    pub(crate) fn set_degraded(&mut self) {
+        self.degraded = true;
     }
 
     /// Returns true if the key was counted together with others, since the store had no room for it.
@@ -337,6 +346,15 @@ impl Outcome {
 
     pub(crate) fn receipt(&self) -> Receipt {
         self.receipt
+    }
+
+    /// Returns what it tells a state that follows it, if anything: of a request for `cost` units, `admitted` or not.
+    pub(crate) fn told(&self, policy: &Policy, cost: u32, admitted: bool) -> Option<Told> {
+        let standing = Standing { remaining: self.remaining, next: self.next, full: self.full, wait: self.wait };
+        let used = policy.capacity_u32().saturating_sub(self.remaining);
+        let charged = admitted.then_some(cost);
+        let refused = !self.allowed && self.wait != Standing::NEVER;
+        (cost > 0 && (admitted || refused)).then_some(Told { charged, cost, used, standing })
     }
 }
 

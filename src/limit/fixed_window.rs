@@ -1,4 +1,4 @@
-use super::{Micros, Policy, Receipt, Standing};
+use super::{Micros, Policy, Receipt, Standing, algorithm::Told};
 
 /// The units charged in the window that is open, and the window's end.
 ///
@@ -65,6 +65,22 @@ impl FixedWindow {
         };
         *self = Self::new(used.saturating_add(cost), now / 1_000 + left_ms);
         Receipt::window(self.ends_ms())
+    }
+
+    /// Takes over the window of a store, as late as the answer came.
+    pub(super) fn follow(&mut self, policy: &Policy, now: Micros, told: &Told) {
+        let standing = told.standing;
+        let left_ms = match told.charged {
+            // A store of somebody's own that tells no times.
+            Some(_) if standing.full == 0 => length_ms(policy, now),
+            Some(_) => standing.full.div_ceil(1_000),
+            None => standing.full.max(standing.wait).div_ceil(1_000),
+        };
+        let ends_ms = now / 1_000 + left_ms.min(length_ms(policy, now));
+        // One and the same window ends at the same time, but for how long answers take.
+        let same = self.left_ms(policy, now) > 0 && ends_ms < self.ends_ms() + length_ms(policy, now) / 2;
+        let own = if same { self.used } else { 0 };
+        *self = Self::new(told.used(policy, own), ends_ms);
     }
 
     /// Corrects a charge whose window is still open; what goes beyond the limit is debt until it ends.

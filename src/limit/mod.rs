@@ -28,14 +28,17 @@ pub use self::{
     store::{Adjustment, Answer, Charge, Demand, Promise, Receipt, Store},
 };
 pub(crate) use self::{
-    algorithm::{Standing, State},
-    decision::Outcomes,
+    algorithm::{Standing, State, Told},
     policy::Name,
     quota::MAX_UNITS,
     store::{Pending, Settler},
 };
 #[cfg(feature = "redis")]
-pub(crate) use self::{decision::Proof, fixed_window::FixedWindow, token_bucket::TokenBucket};
+pub(crate) use self::{
+    decision::{Outcomes, Proof},
+    fixed_window::FixedWindow,
+    token_bucket::TokenBucket,
+};
 
 /// Microseconds since the Unix epoch, on the clock of whoever keeps the state.
 pub(crate) type Micros = u64;

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, num::NonZeroU32, sync::Arc};
 
 use super::{Algorithm, MAX_UNITS, Quota};
 use crate::{error::Error, key::fnv1a};
@@ -38,11 +38,22 @@ pub struct Policy {
 }
 
 /// What a policy decides when its store cannot answer.
+///
+/// Where the policies of one call differ, `Deny` outweighs `Local`, which outweighs `Allow`: beside a `Deny` the call
+/// is unavailable, and beside a `Local` an `Allow` counts nothing and lets `Local` decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
-    /// Lets the request through, uncounted: availability before the limit.
+    /// Decides in this process's memory, by its share of the quota
+    /// ([`Limiter::replicas`](crate::Limiter::replicas)): available, and still limited.
+    ///
+    /// The memory is kept warm by what the store answers while it is well. So an outage hands out no fresh quota, and
+    /// a client that this process has seen refused stays refused for as long as it was told. With `P` processes that
+    /// each have a share of `S = max(1, limit / P)`, rounded up, at most `P · S` units are admitted in a window of an
+    /// outage, beside what the store admitted before. A cost above the share is refused.
     #[default]
+    Local,
+    /// Lets the request through, uncounted: availability before the limit.
     Allow,
     /// Refuses it as unavailable (HTTP 503, gRPC status 14), never as over the limit.
     Deny,
@@ -154,7 +165,7 @@ impl Policy {
         }
     }
 
-    /// Sets what to decide when the store cannot answer; the default is [`OnError::Allow`].
+    /// Sets what to decide when the store cannot answer; the default is [`OnError::Local`].
     pub const fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
         self
@@ -275,6 +286,18 @@ impl Policy {
         u32::try_from(share).expect("no more than the capacity").max(1)
     }
 
+    /// Returns what one of so many processes may admit by itself; each at least one unit.
+    pub(crate) fn share(&self, replicas: NonZeroU32) -> Self {
+        let quota = self.quota.share(replicas);
+        let interval = match self.algorithm {
+            Algorithm::TokenBucket => {
+                interval(quota.limit(), quota.window_ms() * 1_000).expect("a share is no faster than the whole")
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow => 0,
+        };
+        Self { quota, interval, capacity: self.capacity.div_ceil(replicas.get()), ..self.clone() }
+    }
+
     pub(crate) const fn window_micros(&self) -> u64 {
         self.quota.window_ms() * 1_000
     }
@@ -294,7 +317,7 @@ impl Policy {
             quota,
             algorithm,
             aligned: false,
-            on_error: OnError::Allow,
+            on_error: OnError::Local,
             capacity,
             allotted_percent: 0,
             interval,

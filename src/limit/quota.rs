@@ -1,4 +1,4 @@
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
 use crate::error::Error;
 
@@ -88,6 +88,11 @@ impl Quota {
     /// Returns the length of the window, at least 1 ms.
     pub const fn window(self) -> Duration {
         Duration::from_millis(self.window_ms)
+    }
+
+    /// Returns one of so many parts, rounded up.
+    pub(crate) fn share(self, parts: NonZeroU32) -> Self {
+        Self { limit: self.limit.div_ceil(parts.get()), ..self }
     }
 
     pub(crate) const fn limit_u32(self) -> u32 {

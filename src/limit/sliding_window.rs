@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, mem};
 
-use super::{Micros, Policy, Receipt, Standing};
+use super::{Micros, Policy, Receipt, Standing, algorithm::Told};
 
 /// The charges of the last window, oldest first, with their sum.
 ///
@@ -109,6 +109,48 @@ impl SlidingWindow {
         self.last = now;
         self.ends = now + policy.window_micros();
         Receipt::entry(now, tie)
+    }
+
+    /// Takes over what a store has charged, or for how long it refuses.
+    pub(super) fn follow(&mut self, policy: &Policy, now: Micros, told: &Told) {
+        self.tidy(policy, now);
+        if told.charged.is_some() {
+            let used = told.used(policy, self.used);
+            match used.checked_sub(self.used) {
+                Some(0) => {}
+                Some(more) => _ = self.charge(policy, now, more),
+                None => self.take_back(self.used - used),
+            }
+            return;
+        }
+        // An entry that is over when the wait is, of as many units as keep the cost out until then.
+        let window = policy.window_micros();
+        let at = (now + told.standing.wait.min(window)).saturating_sub(window);
+        let from = self.entries.partition_point(|entry| entry.at <= at);
+        let still = self.entries.iter().skip(from).fold(0, |sum: u32, entry| sum.saturating_add(entry.units));
+        let most = policy.quota().limit_u32().saturating_sub(told.cost);
+        let units = (most + 1).saturating_sub(still);
+        if units > 0 {
+            let tie = self.next_tie();
+            self.entries.insert(from, Entry { at, tie, units });
+            self.used = self.used.saturating_add(units);
+            self.last = self.last.max(at);
+            self.ends = self.ends.max(at + window);
+        }
+    }
+
+    /// Takes units out of the newest charges.
+    fn take_back(&mut self, units: u32) {
+        self.used = self.used.saturating_sub(units);
+        let mut left = units;
+        while let Some(newest) = self.entries.back_mut() {
+            if newest.units > left {
+                newest.units -= left;
+                return;
+            }
+            left -= newest.units;
+            self.entries.pop_back();
+        }
     }
 
     /// Corrects a charge that still counts; what goes beyond the limit is debt until it is over.

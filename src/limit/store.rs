@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Decision, MAX_UNITS, Micros, Policy, decision::Proof};
+use super::{Decision, MAX_UNITS, Micros, OnError, Policy, decision::Proof};
 use crate::{error::Error, key::Key};
 
 /// Keeps the state of limits and decides on it.
@@ -98,6 +98,8 @@ pub struct Demand<'a> {
     policy: &'a Policy,
     subject: Key,
     cost: u32,
+    /// Whether they are drawn ahead: nobody is refused if nothing can be found out.
+    ahead: bool,
 }
 
 impl<'a> Demand<'a> {
@@ -107,7 +109,7 @@ impl<'a> Demand<'a> {
     }
 
     pub(crate) fn of(policy: &'a Policy, subject: Key, units: u64) -> Self {
-        Self { policy, subject, cost: saturate(units) }
+        Self { policy, subject, cost: saturate(units), ahead: false }
     }
 
     /// Asks for `units` instead; zero asks how things stand and charges nothing.
@@ -135,6 +137,20 @@ impl<'a> Demand<'a> {
 
     pub(crate) fn cost_u32(&self) -> u32 {
         self.cost
+    }
+
+    /// Asks for units to be spent later, which only the store can grant.
+    pub(crate) fn ahead(self) -> Self {
+        Self { ahead: true, ..self }
+    }
+
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.ahead
+    }
+
+    /// Returns what decides if the store cannot.
+    pub(crate) fn on_error(&self) -> OnError {
+        if self.ahead { OnError::Deny } else { self.policy.on_error_choice() }
     }
 
     /// Returns true if both ask for units of the same state.
@@ -437,7 +453,7 @@ impl Charge {
     pub(crate) fn new(settler: &Arc<dyn Settler>, demands: &[Demand<'_>], decision: &Decision) -> Self {
         let mut items: Vec<Item> = Vec::new();
         for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
-            let cannot_settle = decision.is_overflow() || decision.is_allotted();
+            let cannot_settle = decision.is_overflow() || decision.is_allotted() || decision.is_degraded();
             if !decision.is_allowed() || cannot_settle || demand.cost == 0 {
                 continue;
             }

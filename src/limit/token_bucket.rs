@@ -1,5 +1,6 @@
 use super::{
     Micros, Policy, Receipt, Standing,
+    algorithm::Told,
     policy::{TICKS_PER_MICRO, WHOLE_MICROS_FROM},
 };
 
@@ -71,6 +72,28 @@ impl TokenBucket {
     pub(super) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
         self.set_level(now, self.level(policy, now) + u64::from(cost) * policy.interval());
         Receipt::arrival(self.arrival)
+    }
+
+    /// Takes over the level of a store. A part of it refills slower than the whole, so it is counted in units.
+    pub(super) fn follow(&mut self, policy: &Policy, now: Micros, told: &Told) {
+        let (standing, interval) = (told.standing, policy.interval());
+        let own = self.level(policy, now);
+        let level = if let Some(charged) = told.charged {
+            // The unit that refills next is a part of one.
+            let part = (standing.next * TICKS_PER_MICRO).min(interval);
+            let ticks = |units: u32| match units.checked_sub(1) {
+                Some(whole) if part > 0 => u64::from(whole) * interval + part,
+                _ => u64::from(units) * interval,
+            };
+            let least = ticks(policy.capacity_u32().saturating_sub(standing.remaining));
+            // More than empty it is not made: others have used that.
+            let most = ticks(told.used).min(capacity(policy));
+            (own + u64::from(charged) * interval).min(most).max(least)
+        } else {
+            let passes_at = u64::from(told.cost.min(policy.capacity_u32())) * interval;
+            own.max((capacity(policy) + standing.wait.saturating_mul(TICKS_PER_MICRO)).saturating_sub(passes_at))
+        };
+        self.set_level(now, level.min(2 * capacity(policy)));
     }
 
     /// Corrects a charge: gives back at most what has not refilled since, adds at most one more burst of debt.

@@ -73,7 +73,7 @@ impl ManualClock {
 }
 
 /// Returns whole microseconds, without the detour by 128 bits.
-fn micros(time: Duration) -> Micros {
+pub(super) fn micros(time: Duration) -> Micros {
     time.as_secs().saturating_mul(1_000_000).saturating_add(time.subsec_micros().into()).min(END)
 }
 

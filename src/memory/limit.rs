@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::WhenFull;
 use crate::{
     key::Key,
-    limit::{Adjustment, Decision, Demand, Micros, Outcome, Policy, State},
+    limit::{Adjustment, Decision, Demand, Micros, Outcome, Policy, State, Told},
 };
 
 /// All keys, spread over shards that are locked apart.
@@ -146,6 +146,21 @@ impl Table {
         if state.ends() > now && (shard.entries.len() < self.most(slot.shard) || shard.occupied(slot.print).is_some()) {
             shard.entry(slot.print, policy).state = state;
         }
+    }
+
+    /// Takes over what another store has answered; what finds no room is not kept.
+    pub(super) fn follow(&self, policy: &Policy, demand: &Demand<'_>, told: &Told, now: Micros) {
+        let slot = self.slot(policy, demand.subject());
+        let mut shard = self.lock(slot.shard);
+        shard.sweep(now, 1);
+        if !shard.has_room_for(slot.print, demand, now, self.most(slot.shard)) {
+            return;
+        }
+        let state = &mut shard.entry(slot.print, policy).state;
+        if state.ends() <= now {
+            state.forget();
+        }
+        state.follow(policy, now, told);
     }
 
     pub(super) fn reset(&self, policy: &Policy, subject: &Key) {

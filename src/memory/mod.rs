@@ -10,7 +10,7 @@ use self::{clock::Clock, limit::Table};
 use crate::{
     error::Error,
     key::Key,
-    limit::{Adjustment, Answer, Decision, Demand, Policy, Store},
+    limit::{Adjustment, Answer, Decision, Demand, Outcome, Policy, Store},
 };
 
 /// Keeps limits in this process's memory.
@@ -109,6 +109,18 @@ impl Memory {
 
     /// One million: some 70 MB when all of them are in use, and more clients than one process serves in a window.
     pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
+
+    /// Takes over what another store has answered to a demand, so that this one could go on from there: for
+    /// `policy`, which may be a part of the demand's own.
+    pub(crate) fn follow(&self, policy: &Policy, demand: &Demand<'_>, outcome: &Outcome, admitted: bool) {
+        let now = self.clock.now();
+        if outcome.is_blocked() {
+            let ends = now.saturating_add(outcome.passes_in().map_or(0, clock::micros));
+            self.table.block(policy, demand.subject(), ends, now);
+        } else if let Some(told) = outcome.told(demand.policy(), demand.cost_u32(), admitted) {
+            self.table.follow(policy, demand, &told, now);
+        }
+    }
 
     fn with_clock(clock: Clock) -> Self {
         Self::of(clock, Self::DEFAULT_MAX_KEYS, WhenFull::default())

@@ -88,7 +88,15 @@ impl<S: Store> Store for DenyCache<S> {
     }
 
     fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
-        self.memory.decide(demands, Instant::now(), decision)
+        if self.memory.decide(demands, Instant::now(), decision) {
+            return true;
+        }
+        let decided = self.store.decide_now(demands, decision);
+        if decided && decision.is_allowed() && !decision.is_degraded() {
+            let charged = demands.iter().filter(|demand| demand.cost_u32() > 0);
+            self.memory.forget(&charged.map(|demand| self.memory.print(demand)).collect::<SmallVec<[_; 4]>>());
+        }
+        decided
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
@@ -147,7 +155,9 @@ impl Recent {
     }
 
     fn learn(&self, asked: &Asked, decision: &Decision, asked_at: Instant) {
-        if decision.is_allowed() {
+        if decision.is_degraded() {
+            // It tells nothing of the store.
+        } else if decision.is_allowed() {
             self.forget(asked.iter().filter(|(_, cost, _)| *cost > 0).map(|(print, ..)| print));
         } else {
             self.remember(asked, decision, asked_at);

@@ -1,28 +1,43 @@
 use std::{
+    num::NonZeroU32,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     time::{self, Instant},
 };
 
+use super::breaker::{Breaker, Way};
 use crate::{
     error::Error,
     key::Key,
     limit::{Adjustment, Answer, Decision, Demand, OnError, Pending, Policy, Store},
+    memory::Memory,
 };
 
-/// Answers in time, whatever the store does: by the policies' [`OnError`] once the deadline has passed.
+/// Answers in time, whatever the store does: by the policies' [`OnError`] once the deadline has passed, and at once
+/// while the store is known to fail.
 #[derive(Debug)]
 pub(crate) struct Failover<S> {
     store: S,
     deadline: Duration,
-    health: Arc<Health>,
+    bad_day: Arc<BadDay>,
+}
+
+/// What decides when the store does not.
+#[derive(Debug)]
+struct BadDay {
+    breaker: Breaker,
+    health: Health,
+    replicas: NonZeroU32,
+    /// Decides instead, and follows what the store answers until then. Made when first needed.
+    memory: OnceLock<Memory>,
 }
 
 /// Whether the store is well, so that a change is logged once.
@@ -36,25 +51,41 @@ struct Health {
 }
 
 impl<S: Store> Failover<S> {
-    pub(crate) fn new(store: S, deadline: Duration) -> Self {
-        Self { store, deadline, health: Arc::default() }
+    pub(crate) fn new(store: S, deadline: Duration, replicas: NonZeroU32) -> Self {
+        let bad_day = BadDay { breaker: Breaker::new(), health: Health::default(), replicas, memory: OnceLock::new() };
+        Self { store, deadline, bad_day: Arc::new(bad_day) }
     }
 }
 
 impl<S: Store> Store for Failover<S> {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
-        // In one call a denial outweighs a permission.
-        let denied = demands.iter().any(|demand| demand.policy().on_error_choice() == OnError::Deny);
+        let bad_day = &self.bad_day;
+        let Some(way) = bad_day.breaker.enter() else {
+            let mut decision = Decision::empty();
+            bad_day.decide(demands, &mut decision);
+            return Answer::ready(Ok(decision));
+        };
+        let visit = Visit { bad_day: Arc::clone(bad_day), way: Some(way) };
         let pending = match self.store.decide(demands).now() {
-            Ok(answered) => return Answer::ready(Ok(self.health.judge(answered, denied))),
+            Ok(answered) => return Answer::ready(Ok(visit.judge(answered, demands))),
             Err(pending) => pending,
         };
-        let (deadline, health) = (self.deadline, Arc::clone(&self.health));
-        Answer::pending(async move { Ok(health.judge(within(deadline, pending).await, denied)) })
+        let (asked, deadline) = (Asked::new(demands), self.deadline);
+        Answer::pending(async move {
+            let answered = within(deadline, pending).await;
+            Ok(asked.with(|demands| visit.judge(answered, demands)))
+        })
     }
 
     fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
-        self.store.decide_now(demands, decision)
+        if self.store.decide_now(demands, decision) {
+            return true;
+        }
+        let open = self.bad_day.breaker.is_open();
+        if open {
+            self.bad_day.decide(demands, decision);
+        }
+        open
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
@@ -62,41 +93,163 @@ impl<S: Store> Store for Failover<S> {
     }
 
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+        if let Some(memory) = self.bad_day.memory.get() {
+            // Memory has done it by then.
+            drop(memory.reset(policy, subject));
+        }
         bounded(self.store.reset(policy, subject), self.deadline)
     }
 
     fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
+        if policy.on_error_choice() == OnError::Local {
+            drop(self.bad_day.memory().block(policy, subject, long));
+        }
         bounded(self.store.block(policy, subject, long), self.deadline)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+}
+
+/// A request's way to the store and back. If it goes away meanwhile, it leaves room for the next.
+struct Visit {
+    bad_day: Arc<BadDay>,
+    way: Option<Way>,
+}
+
+impl Visit {
+    /// Takes note of what the store answered, and decides instead if that was nothing.
+    fn judge(mut self, answered: Result<Decision, Error>, demands: &[Demand<'_>]) -> Decision {
+        let bad_day = &self.bad_day;
+        let way = self.way.take().expect("a visit ends once");
+        match answered {
+            Ok(decision) => {
+                bad_day.breaker.succeeded();
+                if bad_day.health.answered() {
+                    bad_day.breaker.recovered();
+                }
+                bad_day.follow(demands, &decision);
+                decision
+            }
+            Err(error) => {
+                bad_day.breaker.failed(way, error.is_timeout());
+                bad_day.health.failed(&error);
+                let mut decision = Decision::empty();
+                bad_day.decide(demands, &mut decision);
+                decision
+            }
+        }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Some(way) = self.way {
+            self.bad_day.breaker.abandoned(way);
+        }
+    }
+}
+
+impl BadDay {
+    /// Decides without the store, into an empty decision.
+    fn decide(&self, demands: &[Demand<'_>], decision: &mut Decision) {
+        match choice(demands) {
+            OnError::Deny => *decision = Decision::without_store(false),
+            OnError::Allow => *decision = Decision::without_store(true),
+            OnError::Local => self.decide_here(demands, decision),
+        }
+    }
+
+    /// Decides by this process's share. A policy that would allow is only looked at.
+    #[cold]
+    fn decide_here(&self, demands: &[Demand<'_>], decision: &mut Decision) {
+        let shares: SmallVec<[Policy; 2]> = demands.iter().map(|demand| self.share(demand.policy())).collect();
+        let here = demands.iter().zip(&shares).map(|(demand, share)| {
+            let counts = demand.on_error() == OnError::Local;
+            Demand::of(share, *demand.subject(), if counts { demand.units() } else { 0 })
+        });
+        self.memory().decide_now(&here.collect::<SmallVec<[_; 2]>>(), decision);
+        decision.set_degraded();
+    }
+
+    /// Keeps this process's share up with what the store has answered.
+    fn follow(&self, demands: &[Demand<'_>], decision: &Decision) {
+        if decision.is_overflow() || decision.is_degraded() {
+            return;
+        }
+        for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
+            let policy = demand.policy();
+            if policy.on_error_choice() != OnError::Local {
+                continue;
+            }
+            let memory = self.memory();
+            if self.replicas == NonZeroU32::MIN {
+                memory.follow(policy, demand, outcome, decision.is_allowed());
+            } else {
+                memory.follow(&policy.share(self.replicas), demand, outcome, decision.is_allowed());
+            }
+        }
+    }
+
+    fn share(&self, policy: &Policy) -> Policy {
+        if self.replicas == NonZeroU32::MIN { policy.clone() } else { policy.share(self.replicas) }
+    }
+
+    fn memory(&self) -> &Memory {
+        self.memory.get_or_init(Memory::new)
+    }
+}
+
+/// Returns what decides about a call as a whole.
+fn choice(demands: &[Demand<'_>]) -> OnError {
+    let has = |choice| demands.iter().any(|demand| demand.on_error() == choice);
+    [OnError::Deny, OnError::Local].into_iter().find(|choice| has(*choice)).unwrap_or(OnError::Allow)
+}
+
+/// The demands of a call that waits for the store; two of them need no memory of their own.
+struct Asked {
+    demands: SmallVec<[(Policy, Key, u32); 2]>,
+    ahead: bool,
+}
+
+impl Asked {
+    fn new(demands: &[Demand<'_>]) -> Self {
+        let own = |demand: &Demand<'_>| (demand.policy().clone(), *demand.subject(), demand.cost_u32());
+        Self { demands: demands.iter().map(own).collect(), ahead: demands.iter().any(Demand::is_ahead) }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&[Demand<'_>]) -> T) -> T {
+        let demands = self.demands.iter().map(|(policy, subject, cost)| {
+            let demand = Demand::of(policy, *subject, (*cost).into());
+            if self.ahead { demand.ahead() } else { demand }
+        });
+        act(&demands.collect::<SmallVec<[_; 2]>>())
     }
 }
 
 impl Health {
-    /// Takes note of what a store answered, and decides by the policies if that was nothing.
-    fn judge(&self, answered: Result<Decision, Error>, denied: bool) -> Decision {
-        self.note(answered.as_ref().err());
-        answered.unwrap_or_else(|_| Decision::without_store(!denied))
+    /// Takes note of an answer. Returns true if the store has become well by that.
+    fn answered(&self) -> bool {
+        if !self.failing.load(Ordering::Relaxed) {
+            return false;
+        }
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let long_ago = failed.is_some_and(|failed| failed.elapsed() >= WELL_AFTER);
+        let well = long_ago && self.failing.swap(false, Ordering::Relaxed);
+        if well {
+            tracing::info!("the rate limit store answers again");
+        }
+        well
     }
 
-    fn note(&self, error: Option<&Error>) {
-        if error.is_none() && !self.failing.load(Ordering::Relaxed) {
-            return;
-        }
+    fn failed(&self, error: &Error) {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        match error {
-            Some(error) => {
-                if !self.failing.swap(true, Ordering::Relaxed) {
-                    let source = std::error::Error::source(error).map(tracing::field::display);
-                    tracing::warn!(%error, source, "the rate limit store cannot answer; policies decide by their on_error");
-                }
-                *failed = Some(Instant::now());
-            }
-            None => {
-                let well = failed.is_some_and(|failed| failed.elapsed() >= WELL_AFTER);
-                if well && self.failing.swap(false, Ordering::Relaxed) {
-                    tracing::info!("the rate limit store answers again");
-                }
-            }
+        if !self.failing.swap(true, Ordering::Relaxed) {
+            let source = std::error::Error::source(error).map(tracing::field::display);
+            tracing::warn!(%error, source, "the rate limit store cannot answer; policies decide by their on_error");
         }
+        *failed = Some(Instant::now());
     }
 }
 

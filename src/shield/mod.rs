@@ -1,6 +1,7 @@
 //! Stores around a store: each wraps a [`Store`](crate::limit::Store) and is one.
 
 mod allotment;
+mod breaker;
 mod deny_cache;
 mod failover;
 

@@ -37,6 +37,21 @@ async fn a_store_that_is_gone_is_503_or_status_14_or_nothing_at_all() {
 }
 
 #[tokio::test]
+async fn by_default_a_process_decides_by_its_share_and_refuses_as_over_the_limit() {
+    let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1").expect("an address")).replicas(2);
+    let layer = RateLimitLayer::new(limiter).rule(Rule::new("r", Quota::per_hour(4)).by(global()));
+    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+    }));
+    for status in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS, StatusCode::TOO_MANY_REQUESTS] {
+        let answer = Answer::of(service.clone().oneshot(Request::new(Full::default())).await.expect("an answer")).await;
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.text("retry-after").is_some(), status != StatusCode::OK);
+        assert!(answer.text("ratelimit").is_some_and(|told| told.starts_with("\"r\";r=")), "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn in_one_call_a_denial_outweighs_a_permission() {
     let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1").expect("an address"));
     let rule = |name: &'static str, on_error| Rule::new(name, Quota::per_hour(1)).by(global()).on_error(on_error);

@@ -118,7 +118,7 @@ impl Rule {
         self
     }
 
-    /// Sets what to decide when the store cannot answer.
+    /// Sets what to decide when the store cannot answer; the default is [`OnError::Local`].
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
         self

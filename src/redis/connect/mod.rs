@@ -288,4 +288,5 @@ fn pause(failures: u32) -> Duration {
 /// a system gives up on a peer that has vanished.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Short enough that a server is in use again within a second of its start, and long enough to be nothing to it.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);

@@ -68,7 +68,7 @@ impl<S: Store> Drawing<S> {
     async fn run(self) {
         let (desk, units) = (&self.way.0, self.begun.units);
         let sent = desk.now();
-        let demands = [Demand::of(&self.owner.policy, self.owner.subject, units.into())];
+        let demands = [Demand::of(&self.owner.policy, self.owner.subject, units.into()).ahead()];
         let mut decision = Decision::empty();
         let answer = if desk.store.decide_now(&demands, &mut decision) {
             Ok(decision)
