@@ -5,15 +5,21 @@ use std::{
     future::{Future, Ready, ready},
     net::SocketAddr,
     pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::Empty;
 use tollgate::{
-    Limiter, Memory, PeerAddr, Policy, Quota, RateLimitLayer, Rule,
+    Demand, Error, Key, Limiter, Memory, PeerAddr, Policy, Quota, RateLimitLayer, Rule,
     layer::{Dialect, client_ip, header as by_header},
+    limit::{Adjustment, Answer, Store},
 };
 use tower::{Layer, Service};
 
@@ -98,6 +104,63 @@ fn a_decision_in_memory_allocates_nothing() {
         for allowed in [true, false, false] {
             let counted = allocation_counter::measure(|| assert_eq!(check(), allowed));
             assert_eq!(counted.count_total, 0, "{}, allowed: {allowed}", policy.name());
+        }
+    }
+}
+
+/// A store that others use too, and that answers or fails at once.
+#[derive(Debug, Default)]
+struct Remote {
+    memory: Memory,
+    failing: Arc<AtomicBool>,
+}
+
+impl Store for Remote {
+    fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+        if self.failing.load(Ordering::Relaxed) {
+            return Answer::ready(Err(Error::store("down")));
+        }
+        self.memory.decide(demands)
+    }
+
+    fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        self.memory.settle(adjustments)
+    }
+
+    fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+        self.memory.reset(policy, subject)
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn to_keep_a_share_warm_and_to_decide_by_it_allocates_nothing() {
+    let quota = Quota::per_day(1_000);
+    for policy in [Policy::token_bucket("bucket", quota), Policy::fixed_window("window", quota)] {
+        for replicas in [1, 8] {
+            let remote = Remote::default();
+            let failing = Arc::clone(&remote.failing);
+            let limiter = Limiter::new(remote).replicas(replicas).deny_max_age(Duration::ZERO);
+            let check = || {
+                let mut decision = pin!(limiter.check(&policy, "user:42"));
+                match decision.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(decision) => decision.is_degraded(),
+                    Poll::Pending => panic!("it answers at once"),
+                }
+            };
+            assert!(!check());
+            let counted = allocation_counter::measure(|| (0..10).for_each(|_| assert!(!check())));
+            assert_eq!(counted.count_total, 0, "{} {replicas}", policy.name());
+            failing.store(true, Ordering::Relaxed);
+            for _ in 0..5 {
+                let counted = allocation_counter::measure(|| (0..10).for_each(|_| assert!(check())));
+                assert_eq!(counted.count_total, 0, "{} {replicas}", policy.name());
+                // Real time: the first failures are asked for, later ones are not.
+                std::thread::sleep(Duration::from_millis(10));
+            }
         }
     }
 }

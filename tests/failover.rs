@@ -390,3 +390,33 @@ async fn waiting_for_a_turn_goes_on_in_an_outage() {
     let error = limiter.until_allowed(&policy, "user:42", Duration::from_secs(1)).await.expect_err("none is left");
     assert!(error.is_wait_too_long(), "{error}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn units_drawn_ahead_are_used_and_none_are_drawn_from_a_share() {
+    let [fixed, _, sliding, _] = policies(1_000);
+    for policy in [fixed.allotted(10), sliding.allotted(10)] {
+        let remote = Remote::default();
+        let limiter = remote.process();
+        let mut admitted = 0;
+        for _ in 0..300 {
+            admitted += usize::from(limiter.check(&policy, "user:42").await.is_allowed());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(remote.asked() < 100, "most were drawn ahead");
+        remote.be(FAILING);
+        let mut allotted = 0;
+        loop {
+            let decision = limiter.check(&policy, "user:42").await;
+            // Whatever wants to draw has the time to.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            if !decision.is_allowed() {
+                break;
+            }
+            assert!(decision.is_degraded() != decision.is_allotted());
+            allotted += usize::from(decision.is_allotted());
+            admitted += 1;
+        }
+        assert!(allotted > 0);
+        assert_eq!(admitted, 1_000, "{}", policy.name());
+    }
+}

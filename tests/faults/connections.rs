@@ -1,0 +1,140 @@
+//! Connections that break.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tollgate::{Policy, Quota};
+
+use crate::{
+    DEADLINE, DENY, LOCAL, Load, SLACK, ask, ask_at_once, assert_well, command, connections, connections_as, open,
+    proxy::{Mood, Proxy},
+    recovery,
+    support::server::Server,
+    used,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_is_lost_after_the_write_is_charged_once() {
+    let quota = Quota::per_day(1_000);
+    for policy in [
+        Policy::fixed_window("fixed", quota),
+        Policy::sliding_window("sliding", quota),
+        Policy::token_bucket("bucket", quota),
+    ] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port()).await;
+        let limiter = open(&proxy.url());
+        assert!(!ask(&limiter, &policy).await.0.is_degraded());
+        proxy.be(Mood::DropsReplies);
+        // Two are sent; a third would wait for one of them, and not be sent when nobody waits for it any more.
+        for _ in 0..2 {
+            let (decision, took) = ask(&limiter, &policy).await;
+            assert!(decision.is_degraded() && took < DEADLINE + SLACK, "{took:?}");
+        }
+        proxy.cut();
+        proxy.be(Mood::Passes);
+        recovery(&limiter).await;
+        assert_eq!(used(&limiter, &policy).await, 1 + 2, "{}", policy.name());
+        assert!(connections(&server, 0) < 10);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_cut_in_the_middle_of_a_reply() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port()).await;
+    let limiter = open(&proxy.url());
+    assert_well(&limiter).await;
+    for cuts in 1..=5 {
+        let before = used(&limiter, &LOCAL).await;
+        proxy.cut_next_reply();
+        let (decision, took) = ask(&limiter, &LOCAL).await;
+        assert!(decision.is_degraded() && took < DEADLINE + SLACK, "{took:?}");
+        // It was charged, once, and the next one is the store's.
+        recovery_by_peeking(&limiter).await;
+        assert_eq!(used(&limiter, &LOCAL).await, before + 1);
+        assert_eq!(connections(&server, cuts - 1), 1 + cuts);
+    }
+}
+
+/// Waits until the store answers, without charging anything.
+async fn recovery_by_peeking(limiter: &tollgate::Limiter) {
+    let started = Instant::now();
+    while limiter.peek(&LOCAL, "user:42").await.is_degraded() {
+        assert!(started.elapsed() < Duration::from_millis(500), "it does not recover");
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_half_closed() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port()).await;
+    let limiter = open(&proxy.url());
+    assert_well(&limiter).await;
+    proxy.be(Mood::HalfCloses);
+    let (_, took) = ask(&limiter, &LOCAL).await;
+    assert!(took < DEADLINE + SLACK, "{took:?}");
+    proxy.be(Mood::Passes);
+    let took = recovery(&limiter).await;
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    assert!(connections(&server, 0) < 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_are_killed_under_load() {
+    let server = Server::start();
+    let limiter = open(&server.url());
+    assert_well(&limiter).await;
+    let load = Load::start(&limiter);
+    for _ in 0..4 {
+        sleep(Duration::from_millis(100)).await;
+        command(&server, "CLIENT KILL TYPE normal SKIPME yes");
+    }
+    sleep(Duration::from_millis(50)).await;
+    let took = recovery(&limiter).await;
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    let loaded = load.stop().await;
+    assert!(loaded.degraded < loaded.asked / 2, "{loaded:?}");
+    let connections = connections(&server, 4);
+    assert!(connections < 10, "{connections}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_callers_that_find_it_cut_make_one_connection() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port()).await;
+    let limiter = open(&proxy.url());
+    assert_well(&limiter).await;
+    proxy.cut();
+    let (_, longest) = ask_at_once(&limiter, &DENY, 1_000).await;
+    assert!(longest < DEADLINE + SLACK, "{longest:?}");
+    recovery(&limiter).await;
+    let connections = connections(&server, 0);
+    assert!(connections <= 3, "{connections}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_is_changed_under_load() {
+    let server = Server::start_with(&["--requirepass", "old"]);
+    let limiter = open(&format!("redis://:old@127.0.0.1:{}", server.port()));
+    assert_well(&limiter).await;
+    let load = Load::start(&limiter);
+    let mut admin = server.admin_as(":old@");
+    let mut run = |words: &[&str]| {
+        let _: redis::Value = redis::cmd(words[0]).arg(&words[1..]).query(&mut admin).expect("a command of ours");
+    };
+    run(&["CONFIG", "SET", "requirepass", "new"]);
+    sleep(Duration::from_millis(100)).await;
+    // Who is connected stays so; who has to connect again is turned away.
+    assert!(!ask(&limiter, &LOCAL).await.0.is_degraded());
+    run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    sleep(Duration::from_millis(300)).await;
+    assert!(ask(&limiter, &LOCAL).await.0.is_degraded());
+    run(&["CONFIG", "SET", "requirepass", "old"]);
+    let took = recovery(&limiter).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    load.stop().await;
+    let connections = connections_as(&server, ":old@", 1);
+    assert!(connections < 10, "{connections}");
+}
