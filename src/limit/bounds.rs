@@ -2,7 +2,7 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{Algorithm, Micros, Policy, Quota, Standing, State};
+use super::{Algorithm, Micros, Policy, Quota, Standing, State, Told};
 
 /// One key under one policy, and all that was granted to it.
 struct Run {
@@ -155,6 +155,48 @@ proptest! {
     }
 
     #[test]
+    fn a_state_that_follows_says_the_same_and_a_part_of_it_refuses_as_long(
+        (policy, steps, parts) in (policies(), steps(), 1..10u32)
+    ) {
+        let mut run = Run::new(policy);
+        let share = run.policy.share(std::num::NonZeroU32::new(parts).expect("not zero"));
+        let [mut whole, mut part] = [State::fresh(&run.policy), State::fresh(&share)];
+        for (percent, cost) in steps {
+            run.now += run.policy.window_micros() * percent / 100;
+            let now = run.now;
+            let charged = run.ask(cost).then_some(cost);
+            let standing = run.standing(now, cost);
+            if charged.is_none() && standing.wait == Standing::NEVER {
+                continue;
+            }
+            let used = run.policy.capacity_u32() - standing.remaining.min(run.policy.capacity_u32());
+            let told = Told { charged, cost, used, standing };
+            whole.follow(&run.policy, now, &told);
+            part.follow(&share, now, &told);
+
+            let follows = |at: Micros| {
+                let mut state = whole.clone();
+                state.tidy(&run.policy, at);
+                state.standing(&run.policy, at, cost)
+            };
+            // To the millisecond of a window's end, or the microsecond of a time that is told.
+            prop_assert!(follows(now).remaining <= standing.remaining, "{:?} {:?}", follows(now), told);
+            prop_assert!(follows(now + 1_000).remaining >= standing.remaining, "{:?} {:?}", follows(now + 1_000), told);
+            prop_assert!(follows(now).full.abs_diff(standing.full) <= 1_000, "{:?} {:?}", follows(now), told);
+            prop_assert!(follows(now).wait.abs_diff(standing.wait) <= 1_000, "{:?} {:?}", follows(now), told);
+
+            if charged.is_none() {
+                let last = now + standing.wait.saturating_sub(1_000);
+                part.tidy(&share, last);
+                prop_assert!(part.standing(&share, last, cost).wait > 0, "{:?}", told);
+            } else {
+                part.tidy(&share, now);
+                prop_assert!(part.standing(&share, now, cost).remaining <= standing.remaining, "{:?}", told);
+            }
+        }
+    }
+
+    #[test]
     fn a_clock_set_back_locks_nobody_out((policy, steps, back) in (policies(), steps(), 0..1_000_000_000_000u64)) {
         let mut run = Run::new(policy);
         for (percent, cost) in steps {
@@ -240,4 +282,22 @@ fn a_long_log_is_trimmed_in_steps_and_never_refuses_one_unit_wrongly() {
         assert!(run.ask(1), "unit {unit}");
     }
     assert!(!run.ask(1));
+}
+
+#[test]
+fn a_log_that_follows_many_refusals_does_not_grow() {
+    let policy = Policy::sliding_window("p", Quota::per_minute(5));
+    let (mut run, mut state) = (Run::new(policy.clone()), State::fresh(&policy));
+    assert!(run.ask(3));
+    run.now += 1_000_000;
+    for i in 0..1_000u64 {
+        run.now += 1_000;
+        // Answers that take a millisecond, or up to thirty.
+        let late = run.now + 1_000 * (1 + i * 7 % 30);
+        let standing = run.standing(run.now, 4);
+        state.follow(&policy, late, &Told { charged: None, cost: 4, used: 3, standing });
+        let told = state.standing(&policy, late, 4);
+        assert!(told.wait >= standing.wait && told.wait <= standing.wait + 30_000, "{told:?} after {standing:?}");
+        assert_eq!(told.remaining, 3, "as many units as keep a cost of four out, once");
+    }
 }

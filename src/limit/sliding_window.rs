@@ -126,17 +126,28 @@ impl SlidingWindow {
         // An entry that is over when the wait is, of as many units as keep the cost out until then.
         let window = policy.window_micros();
         let at = (now + told.standing.wait.min(window)).saturating_sub(window);
-        let from = self.entries.partition_point(|entry| entry.at <= at);
-        let still = self.entries.iter().skip(from).fold(0, |sum: u32, entry| sum.saturating_add(entry.units));
-        let most = policy.quota().limit_u32().saturating_sub(told.cost);
-        let units = (most + 1).saturating_sub(still);
+        let enough = policy.quota().limit_u32().saturating_sub(told.cost) + 1;
+        let mut from = self.entries.partition_point(|entry| entry.at < at);
+        if self.units_from(from) < enough {
+            // Answers do not take equally long: what is over a little earlier is the same that the store has in mind.
+            let near = at.saturating_sub(NEAR.min(window / 10));
+            let first = self.entries.partition_point(|entry| entry.at < near);
+            self.entries.range_mut(first..from).for_each(|entry| entry.at = at);
+            from = first;
+        }
+        let units = enough.saturating_sub(self.units_from(from));
         if units > 0 {
             let tie = self.next_tie();
             self.entries.insert(from, Entry { at, tie, units });
             self.used = self.used.saturating_add(units);
-            self.last = self.last.max(at);
-            self.ends = self.ends.max(at + window);
         }
+        self.last = self.last.max(at);
+        self.ends = self.ends.max(at + window);
+    }
+
+    /// Returns the units of a charge and all newer ones.
+    fn units_from(&self, index: usize) -> u32 {
+        self.entries.iter().skip(index).fold(0, |sum, entry| sum.saturating_add(entry.units))
     }
 
     /// Takes units out of the newest charges.
@@ -228,6 +239,9 @@ const WALK: usize = 64;
 
 /// The future charges that are moved one by one; with more of them all charges become one.
 const MOVE: usize = 128;
+
+/// How much longer one answer may take than another, in microseconds: the deadline of a decision, if none is set.
+const NEAR: Micros = 100_000;
 
 /// Ties are told apart by 21 bits, which with a 32-bit sum fit a number below 2⁵³.
 const MOST_TIES: u32 = (1 << 21) - 1;
