@@ -369,9 +369,9 @@ async fn operators_are_heard_before_and_in_an_outage() {
 async fn a_refusal_of_an_outage_is_not_remembered_after_it() {
     let [policy, ..] = policies(5);
     let remote = Remote::default();
-    let limiter = Limiter::new(remote.clone()).deny_max_age(Duration::from_secs(60)).replicas(5);
+    let limiter = Limiter::new(remote.clone()).deny_max_age(Duration::from_secs(60));
     remote.be(FAILING);
-    assert_eq!(drain(&limiter, &policy).await.0, 1);
+    assert_eq!(drain(&limiter, &policy).await.0, 5);
     remote.be(WELL);
     tokio::time::sleep(Duration::from_millis(250)).await;
     let decision = limiter.check(&policy, "user:42").await;
