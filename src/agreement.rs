@@ -59,6 +59,18 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Single requests for one unit, close together: what is decided in the script's short ways.
+fn usual_op() -> impl Strategy<Value = Op> {
+    let cost = prop_oneof![12 => Just(1u64), 1 => 2..4u64, 1 => Just(0)];
+    let demand = (0..POLICIES, prop_oneof![6 => Just(0), 1 => Just(1)], cost);
+    prop_oneof![
+        8 => demand.prop_map(|demand| Op::Decide(vec![demand])),
+        6 => (1..6u64).prop_map(|steps| Op::Advance(steps * 50_000)),
+        1 => (0..POLICIES, 0..QUOTAS).prop_map(|(policy, quota)| Op::Change(policy, quota)),
+        1 => (0..8usize, 0..3u32).prop_map(|(charge, cost)| Op::Settle(charge, cost)),
+    ]
+}
+
 const POLICIES: usize = 6;
 const QUOTAS: usize = 4;
 
@@ -131,6 +143,7 @@ impl Trio {
             Op::Decide(asked) => self.decide(asked, rt, admin),
             Op::Settle(charge, cost) => self.settle(*charge, *cost, rt, admin),
             Op::Advance(by) => {
+                self.shorten_logs(*by, admin);
                 self.clock.advance(Duration::from_micros(*by));
                 self.now += by;
             }
@@ -267,6 +280,12 @@ impl Trio {
                 let _: () = redis::cmd("DEL").arg(key).query(admin).expect("DEL");
                 self.pure.remove(&(index, subject));
                 rt.block_on(self.memory.reset(&self.policies[index], &subject_key(subject))).expect("memory resets");
+            } else if matches!(self.pure[&(index, subject)], State::SlidingWindow(_)) && !step_back {
+                // The script looks at what is left of a log's lifetime.
+                let left: i64 = redis::cmd("PTTL").arg(&key).query(admin).expect("PTTL");
+                if left > MUCH_MS / 2 {
+                    let _: () = redis::cmd("PEXPIRE").arg(key).arg(left - MUCH_MS).query(admin).expect("PEXPIRE");
+                }
             } else if self.is_timed(index) {
                 let left_ms = ends / 1_000 - self.now / 1_000;
                 let _: () = redis::cmd("PEXPIRE").arg(key).arg(left_ms).query(admin).expect("PEXPIRE");
@@ -281,6 +300,23 @@ impl Trio {
             let (policy, key) = (&self.policies[index], subject_key(subject));
             rt.block_on(self.memory.block(policy, &key, Duration::ZERO)).expect("memory lifts a block");
             rt.block_on(self.redis_now().block(policy, &key, Duration::ZERO)).expect("redis lifts a block");
+        }
+    }
+
+    /// Lets logs live shorter, as time does that passes.
+    fn shorten_logs(&self, by: Micros, admin: &mut redis::Connection) {
+        for (index, subject) in
+            self.pure.iter().filter(|(_, state)| matches!(state, State::SlidingWindow(_))).map(|(place, _)| place)
+        {
+            let key = self.redis_key(*index, *subject);
+            let left: i64 = redis::cmd("PTTL").arg(&key).query(admin).expect("PTTL");
+            if left > 0 {
+                // Meanwhile the server's clock has taken some of it too.
+                let passed = i64::try_from(self.started.elapsed().as_millis()).expect("milliseconds");
+                let left = left - i64::try_from(by / 1_000).expect("a time") + passed;
+                let left = if left > MUCH_MS { left.max(MUCH_MS + 100) } else { 0 };
+                let _: () = redis::cmd("PEXPIRE").arg(&key).arg(left).query(admin).expect("PEXPIRE");
+            }
         }
     }
 
@@ -399,6 +435,45 @@ fn the_largest_numbers_agree() {
     }
 }
 
+/// A window's state is of one kind or the other, by its limit; a changed limit finds what it did not write.
+#[test]
+fn a_window_keeps_its_units_and_its_end_across_a_changed_limit() {
+    let server = Server::start();
+    let rt = Runtime::new().expect("a runtime");
+    let mut admin = server.admin();
+    let take = |cost| Op::Decide(vec![(LARGE, 0, cost)]);
+    let histories = [
+        // More than fit beside the end.
+        vec![
+            Op::Change(LARGE, 1),
+            take(40_000),
+            Op::Change(LARGE, 2),
+            take(40_000),
+            take(40_000),
+            take(40_000),
+            take(0),
+        ],
+        // Nothing used any more, but the window is open.
+        vec![
+            take(1),
+            Op::Settle(0, 0),
+            Op::Change(LARGE, 1),
+            Op::Advance(400_000),
+            take(1),
+            Op::Advance(400_000),
+            take(2),
+        ],
+        // A debt that does not fit beside the end.
+        vec![Op::Change(LARGE, 1), take(1), Op::Settle(0, 200_000), take(1), Op::Change(LARGE, 2), take(1), take(0)],
+    ];
+    for history in &histories {
+        let mut trio = Trio::new(&server);
+        for op in history {
+            trio.apply(op, &rt, &mut admin);
+        }
+    }
+}
+
 /// More charges than one decision drops, all over but the last.
 #[test]
 fn a_long_log_agrees_while_it_is_caught_up_with() {
@@ -422,6 +497,15 @@ fn a_long_log_agrees_while_it_is_caught_up_with() {
 
 #[test]
 fn all_engines_decide_alike() {
+    histories_agree(vec(op(), 1..60));
+}
+
+#[test]
+fn all_engines_decide_usual_requests_alike() {
+    histories_agree(vec(usual_op(), 1..80));
+}
+
+fn histories_agree(histories: impl Strategy<Value = Vec<Op>>) {
     let server = Server::start();
     let rt = Runtime::new().expect("a runtime");
     let admin = std::cell::RefCell::new(server.admin());
@@ -430,7 +514,7 @@ fn all_engines_decide_alike() {
         failure_persistence: None,
         ..ProptestConfig::default()
     });
-    let result = runner.run(&vec(op(), 1..60), |history| {
+    let result = runner.run(&histories, |history| {
         let mut trio = Trio::new(&server);
         for op in &history {
             trio.apply(op, &rt, &mut admin.borrow_mut());
