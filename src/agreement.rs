@@ -165,7 +165,9 @@ impl Trio {
                 // Time stands still here and not on the server.
                 let (prefix, bucket) = (&self.prefix, key.bucket(256));
                 let key = format!("{prefix}:1:{{{bucket}}}:b:{}", key.as_str());
-                let _: () = redis::cmd("PEXPIRE").arg(&key).arg(MUCH_MS).query(admin).expect("PEXPIRE");
+                for key in [key, format!("{prefix}:1:blocks")] {
+                    let _: () = redis::cmd("PEXPIRE").arg(&key).arg(MUCH_MS).query(admin).expect("PEXPIRE");
+                }
             }
             Op::Reset(index, subject) => {
                 let (policy, key) = (&self.policies[*index], subject_key(*subject));
