@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
+use redis::aio::ConnectionLike;
 
 use super::{Connections, route::Route};
 use crate::redis::{Redis, default_names};
@@ -45,21 +45,12 @@ impl Clone for Box<dyn Cloned> {
     }
 }
 
-impl ConnectionLike for Owned {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        self.0.req_packed_command(command)
+impl Owned {
+    pub(super) fn get(&self) -> &dyn ConnectionLike {
+        &*self.0
     }
 
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        commands: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.0.req_packed_commands(commands, offset, count)
-    }
-
-    fn get_db(&self) -> i64 {
-        self.0.get_db()
+    pub(super) fn get_mut(&mut self) -> &mut dyn ConnectionLike {
+        &mut *self.0
     }
 }

@@ -43,13 +43,27 @@ impl Route {
     }
 }
 
+impl Handle {
+    fn get(&self) -> &dyn ConnectionLike {
+        match self {
+            Self::Ours(connection) => connection,
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(owned) => owned.get(),
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut dyn ConnectionLike {
+        match self {
+            Self::Ours(connection) => connection,
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(owned) => owned.get_mut(),
+        }
+    }
+}
+
 impl ConnectionLike for Handle {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            Self::Ours(connection) => connection.req_packed_command(command),
-            #[cfg(feature = "redis-connection")]
-            Self::Owned(owned) => owned.req_packed_command(command),
-        }
+        self.get_mut().req_packed_command(command)
     }
 
     fn req_packed_commands<'a>(
@@ -58,19 +72,11 @@ impl ConnectionLike for Handle {
         offset: usize,
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        match self {
-            Self::Ours(connection) => connection.req_packed_commands(commands, offset, count),
-            #[cfg(feature = "redis-connection")]
-            Self::Owned(owned) => owned.req_packed_commands(commands, offset, count),
-        }
+        self.get_mut().req_packed_commands(commands, offset, count)
     }
 
     fn get_db(&self) -> i64 {
-        match self {
-            Self::Ours(connection) => connection.get_db(),
-            #[cfg(feature = "redis-connection")]
-            Self::Owned(owned) => owned.get_db(),
-        }
+        self.get().get_db()
     }
 }
 
