@@ -1,14 +1,13 @@
 use std::{
-    hash::{BuildHasher, Hasher},
     mem,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
-use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::print::{Print, Printer};
 use crate::{
     key::Key,
     limit::{Adjustment, Answer, Decision, Demand, Micros, Outcome, Policy, Store},
@@ -29,14 +28,14 @@ pub(crate) struct DenyCache<S> {
 /// What the store has said of demands in refused requests.
 #[derive(Debug)]
 struct Recent {
-    hashers: [RandomState; 2],
+    printer: Printer,
     /// Made by the first refusal.
     sets: OnceLock<Box<[Mutex<Set>]>>,
     max_age: Duration,
 }
 
 /// Who asked, at what cost, and how often their place had been cleared then.
-type Asked = SmallVec<[([u64; 2], u32, u64); 2]>;
+type Asked = SmallVec<[(Print, u32, u64); 2]>;
 
 /// Demands whose hashes fall into one place.
 #[derive(Debug, Default)]
@@ -50,7 +49,7 @@ struct Set {
 
 #[derive(Debug)]
 struct Seen {
-    print: [u64; 2],
+    print: Print,
     cost: u32,
     asked_at: Instant,
     outcome: Outcome,
@@ -60,8 +59,7 @@ struct Seen {
 
 impl<S: Store> DenyCache<S> {
     pub(crate) fn new(store: S, max_age: Duration) -> Self {
-        let hashers = [RandomState::default(), RandomState::default()];
-        let memory = Recent { hashers, sets: OnceLock::new(), max_age };
+        let memory = Recent { printer: Printer::default(), sets: OnceLock::new(), max_age };
         Self { store, memory: Arc::new(memory) }
     }
 }
@@ -71,7 +69,7 @@ impl<S: Store> Store for DenyCache<S> {
         let now = Instant::now();
         let memory = Arc::clone(&self.memory);
         let ask = |demand: &Demand<'_>| {
-            let print = memory.print(demand);
+            let print = memory.printer.print(demand);
             (print, demand.cost_u32(), memory.cleared(&print))
         };
         let asked: Asked = demands.iter().map(ask).collect();
@@ -88,13 +86,13 @@ impl<S: Store> Store for DenyCache<S> {
     }
 
     fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
-        if self.memory.decide(demands, Instant::now(), decision) {
+        if self.memory.decide(demands, decision) {
             return true;
         }
         let decided = self.store.decide_now(demands, decision);
         if decided && decision.is_allowed() && !decision.is_degraded() {
             let charged = demands.iter().filter(|demand| demand.cost_u32() > 0);
-            self.memory.forget(&charged.map(|demand| self.memory.print(demand)).collect::<SmallVec<[_; 4]>>());
+            self.memory.forget(&charged.map(|demand| self.memory.printer.print(demand)).collect::<SmallVec<[_; 4]>>());
         }
         decided
     }
@@ -121,7 +119,7 @@ impl<S: Store> DenyCache<S> {
     /// Forgets what is known of some demands, now and again when the store has done what changes them.
     fn clearing(&self, places: Vec<(&Policy, Key)>, answer: Answer<()>) -> Answer<()> {
         let prints: Vec<_> =
-            places.iter().map(|(policy, key)| self.memory.print(&Demand::of(policy, *key, 0))).collect();
+            places.iter().map(|(policy, key)| self.memory.printer.print(&Demand::of(policy, *key, 0))).collect();
         self.memory.forget_all(&prints);
         let memory = Arc::clone(&self.memory);
         match answer.now() {
@@ -137,10 +135,11 @@ impl<S: Store> DenyCache<S> {
 
 impl Recent {
     /// Decides by what is remembered; returns false, and leaves the decision empty, if that does not suffice.
-    fn decide(&self, demands: &[Demand<'_>], now: Instant, decision: &mut Decision) -> bool {
+    fn decide(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
         if self.sets.get().is_none() {
             return false;
         }
+        let now = Instant::now();
         for demand in demands {
             match self.recall(demand, now) {
                 Some(outcome) => decision.push(outcome),
@@ -165,7 +164,7 @@ impl Recent {
     }
 
     fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {
-        let print = self.print(demand);
+        let print = self.printer.print(demand);
         let mut set = self.set(&print);
         let seen = set.seen.iter_mut().flatten().find(|seen| seen.print == print)?;
         let age = now.saturating_duration_since(seen.asked_at);
@@ -204,12 +203,12 @@ impl Recent {
     }
 
     /// Forgets, and has answers on their way not remembered, also if nothing has been so far.
-    fn forget_all(&self, prints: &[[u64; 2]]) {
+    fn forget_all(&self, prints: &[Print]) {
         self.sets.get_or_init(Self::empty);
         self.forget(prints);
     }
 
-    fn forget<'a>(&self, prints: impl IntoIterator<Item = &'a [u64; 2]>) {
+    fn forget<'a>(&self, prints: impl IntoIterator<Item = &'a Print>) {
         if self.sets.get().is_none() {
             return;
         }
@@ -222,11 +221,11 @@ impl Recent {
     }
 
     /// Returns how often the place of a demand has been cleared.
-    fn cleared(&self, print: &[u64; 2]) -> u64 {
+    fn cleared(&self, print: &Print) -> u64 {
         if self.sets.get().is_some() { self.set(print).cleared } else { 0 }
     }
 
-    fn set(&self, print: &[u64; 2]) -> MutexGuard<'_, Set> {
+    fn set(&self, print: &Print) -> MutexGuard<'_, Set> {
         let sets = self.sets.get_or_init(Self::empty);
         let index = usize::try_from(print[0] % SETS).expect("a small remainder");
         sets[index].lock().unwrap_or_else(PoisonError::into_inner)
@@ -234,15 +233,6 @@ impl Recent {
 
     fn empty() -> Box<[Mutex<Set>]> {
         (0..SETS).map(|_| Mutex::default()).collect()
-    }
-
-    fn print(&self, demand: &Demand<'_>) -> [u64; 2] {
-        self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write_u64(demand.policy().tag());
-            hasher.write(demand.subject().as_bytes());
-            hasher.finish()
-        })
     }
 }
 

@@ -4,5 +4,6 @@ mod allotment;
 mod breaker;
 mod deny_cache;
 mod failover;
+mod print;
 
 pub(crate) use self::{allotment::Allotment, deny_cache::DenyCache, failover::Failover};

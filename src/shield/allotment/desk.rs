@@ -10,13 +10,11 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{sync::Notify, time::Instant};
 
-use super::{
-    account::Told,
-    table::{Print, Table},
-};
+use super::{account::Told, table::Table};
 use crate::{
     key::Key,
     limit::{Decision, Demand, Micros, Outcome, Policy, Receipt, Store},
+    shield::print::Print,
 };
 
 /// What the store's users, draws and the sweeper share.

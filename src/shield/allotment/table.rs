@@ -1,24 +1,22 @@
 use std::{
     fmt,
-    hash::{BuildHasher, Hasher},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::account::{Account, Draw};
-use crate::limit::{Algorithm, Demand, Micros, Policy};
+use crate::{
+    limit::{Algorithm, Demand, Micros, Policy},
+    shield::print::{Print, Printer},
+};
 
 /// The accounts of the subjects that were asked for last: a bounded number.
 pub(super) struct Table<T> {
-    hashers: [RandomState; 2],
+    printer: Printer,
     shards: Box<[Mutex<Shard<T>>]>,
 }
-
-/// Stands for a policy's name and a subject: two hashes with seeds of this process.
-pub(super) type Print = [u64; 2];
 
 struct Shard<T> {
     entries: HashTable<Entry<T>>,
@@ -35,19 +33,11 @@ struct Entry<T> {
 impl<T> Table<T> {
     pub(super) fn new() -> Self {
         let shard = || Mutex::new(Shard { entries: HashTable::new(), next: 0 });
-        Self {
-            hashers: [RandomState::default(), RandomState::default()],
-            shards: (0..SHARDS).map(|_| shard()).collect(),
-        }
+        Self { printer: Printer::default(), shards: (0..SHARDS).map(|_| shard()).collect() }
     }
 
     pub(super) fn print(&self, demand: &Demand<'_>) -> Print {
-        self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write_u64(demand.policy().tag());
-            hasher.write(demand.subject().as_bytes());
-            hasher.finish()
-        })
+        self.printer.print(demand)
     }
 
     /// Locks the accounts of one call together.

@@ -10,9 +10,11 @@ use tokio::{runtime::Handle, time};
 use super::{
     account::{Account, Begun, Draw, HOLD, lifetime},
     desk::{Desk, Owner, Slip, told},
-    table::Print,
 };
-use crate::limit::{Adjustment, Decision, Demand, Micros, Store};
+use crate::{
+    limit::{Adjustment, Decision, Demand, Micros, Store},
+    shield::print::Print,
+};
 
 impl<S: Store> Desk<S> {
     /// Draws ahead for a subject, if that is still due and there is a runtime to do it on.
