@@ -417,27 +417,24 @@ local function run()
     if kind == 1 then
       local limit, window, aligned = frame[at + 6], frame[at + 7], frame[at + 8] == 1
       if aligned then window = window - now_ms % window end
-      local packs = limit <= MOST_PACKED and all <= limit
+      local packs = limit <= MOST_PACKED
       local fresh
       while done < count do
         local key = KEYS[key_at + 2]
         local value = call('INCRBY', key, text)
         added = value
-        local old, used, ttl = value - all, nil, 0
-        if not packs then
-          used, ttl = old, call('PTTL', key)
-          if old == 0 and ttl == -1 and all <= limit and not aligned then
+        local old = value - all
+        local used, ttl = window_of(key, old)
+        if old == 0 and ttl == -1 and all <= limit and (packs or not aligned) then -- the window opens
+          if packs then
+            fresh = fresh or string.format('%.0f', packed(all, window))
+            call('SET', key, fresh, 'PX', window + SLACK)
+          else
             call('SET', key, text, 'PX', window)
-            ttl = 0
-          elseif ttl <= 0 or ttl > window or old < 0 or value > limit then used = nil end
-        elseif old >= PACKED then
-          used = (old - PACKED) % COUNT
-          ttl = ((old - PACKED - used) / COUNT - now_ms) % YEAR
-          if ttl == 0 or ttl > window or used + all > limit then used = nil end
-        elseif old == 0 and call('PTTL', key) == -1 then
-          fresh = fresh or string.format('%.0f', packed(all, window))
-          call('SET', key, fresh, 'PX', window + SLACK)
-          used = 0
+          end
+          ttl = 0
+        elseif ttl <= 0 or ttl > window or used < 0 or used + all > limit or old >= PACKED and not packs then
+          used = nil
         end
         if used then
           reply[told + 1], reply[told + 2] = used, ttl
