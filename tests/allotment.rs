@@ -1,8 +1,10 @@
 //! Units that are drawn ahead: within the documented bound, without waiting, and given back.
+//!
+//! Time is paused, so that a sleep moves it and takes none, but for the test on a real Redis.
 
 mod support;
 
-#[allow(dead_code)] // The example uses all of it.
+#[allow(dead_code, reason = "the example uses all of it")]
 #[path = "../examples/simulate/fleet.rs"]
 mod fleet;
 

@@ -6,7 +6,8 @@ use tokio::time::{Instant, sleep};
 use tollgate::Limiter;
 
 use crate::{
-    ALLOW, DEADLINE, DENY, LOCAL, Load, PROBE, SLACK, ask, ask_at_once, assert_well, command, connections, open,
+    ALLOW, DEADLINE, DENY, LOCAL, Load, PROBE, SLACK, ask, ask_at_once, assert_few_connections, assert_well, command,
+    connections, open,
     proxy::{Mood, Proxy},
     recovery, signal,
     support::server::Server,
@@ -45,8 +46,7 @@ async fn a_server_that_is_stopped() {
     // One may have been sent just before, and waits in vain if its connection was given up.
     assert!(took < PROBE + DEADLINE + SLACK, "{took:?}");
     assert_well(&limiter).await;
-    let connections = connections(&server, 0);
-    assert!(connections < 10, "{connections}");
+    assert_few_connections(&server, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,8 +63,7 @@ async fn a_server_that_is_stopped_for_longer_than_its_connection_is_kept() {
     assert!(took < Duration::from_secs(1), "{took:?}");
     // Each of the 24 at the start, then hardly any: requests go on at their own pace.
     assert!(loaded.asked > 5_000 && loaded.degraded > 2_000, "{loaded:?}");
-    let connections = connections(&server, 0);
-    assert!(connections < 10, "{connections}");
+    assert_few_connections(&server, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,8 +80,7 @@ async fn a_network_that_swallows_everything() {
     // An attempt to connect whose first words were swallowed takes a second to be given up.
     assert!(took < Duration::from_millis(1_750) + SLACK, "{took:?}");
     assert_well(&limiter).await;
-    let connections = connections(&server, 0);
-    assert!(connections < 10, "{connections}");
+    assert_few_connections(&server, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,8 +98,7 @@ async fn a_server_that_pauses_its_clients() {
     assert!(took < PROBE + DEADLINE + SLACK, "{took:?}");
     let loaded = load.stop().await;
     assert!(loaded.degraded > 0, "{loaded:?}");
-    let connections = connections(&server, 1);
-    assert!(connections < 10, "{connections}");
+    assert_few_connections(&server, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

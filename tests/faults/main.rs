@@ -156,10 +156,14 @@ fn connections(server: &Server, looks: u32) -> u32 {
 }
 
 fn connections_as(server: &Server, user_info: &str, looks: u32) -> u32 {
-    let info: String = redis::cmd("INFO").arg("stats").query(&mut server.admin_as(user_info)).expect("INFO");
-    let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("a count");
     // One looked whether it is there, and this one.
-    line.parse::<u32>().expect("a number") - 2 - looks
+    support::connections(&mut server.admin_as(user_info)) - 2 - looks
+}
+
+/// Asserts that a fault has cost few connections, beside so many that the test made.
+fn assert_few_connections(server: &Server, looks: u32) {
+    let connections = connections(server, looks);
+    assert!(connections < 10, "{connections}");
 }
 
 /// Returns the units that the subject has used, by the server's own word.

@@ -6,7 +6,8 @@ use tokio::time::sleep;
 use tollgate::{Limiter, Policy, Quota, Redis};
 
 use crate::{
-    DEADLINE, DENY, LOCAL, Load, PROBE, SLACK, ask, assert_well, command, connections, open, recovery,
+    DEADLINE, DENY, LOCAL, Load, PROBE, SLACK, ask, assert_few_connections, assert_well, command, connections, open,
+    recovery,
     support::{calls, server::Server},
     used,
 };
@@ -25,8 +26,7 @@ async fn a_server_that_becomes_a_replica_and_a_primary_again() {
     let took = recovery(&limiter).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
     load.stop().await;
-    let connections = connections(&server, 2);
-    assert!(connections < 10, "{connections}");
+    assert_few_connections(&server, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +85,7 @@ async fn a_server_that_is_loading() {
     assert!(decision.is_degraded() && took < DEADLINE + SLACK, "{took:?}");
     let took = recovery(&limiter).await;
     assert!(took > Duration::from_millis(300) && took < Duration::from_millis(2_500), "{took:?}");
-    assert!(connections(&server, 0) < 10);
+    assert_few_connections(&server, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,8 +14,8 @@ use std::{
 use tokio::runtime::Runtime;
 use tollgate::{Demand, Limiter, OnError, Policy, Quota, Redis, limit::Store};
 
-use super::{connections, limiter};
-use crate::support::{calls, server::Server};
+use super::limiter;
+use crate::support::{calls, connections, server::Server};
 
 static OPEN: Policy = Policy::token_bucket("open", Quota::per_hour(5)).on_error(OnError::Allow);
 static CLOSED: Policy = Policy::token_bucket("closed", Quota::per_hour(5)).on_error(OnError::Deny);

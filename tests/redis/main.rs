@@ -50,10 +50,3 @@ fn only_key(admin: &mut redis::Connection) -> String {
 fn pttl(admin: &mut redis::Connection, key: &str) -> i64 {
     redis::cmd("PTTL").arg(key).query(admin).expect("PTTL")
 }
-
-/// Returns how many connections a server has accepted so far.
-fn connections(admin: &mut redis::Connection) -> u32 {
-    let info: String = redis::cmd("INFO").arg("stats").query(admin).expect("INFO");
-    let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("a count");
-    line.parse().expect("a number")
-}

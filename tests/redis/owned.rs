@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tollgate::{Demand, OnError, Policy, Quota, Redis, limit::Store};
 
-use super::{access::use_all, connections, patient};
-use crate::support::{calls, server::Server};
+use super::{access::use_all, patient};
+use crate::support::{calls, connections, server::Server};
 
 static POLICY: Policy = Policy::token_bucket("calls", Quota::per_hour(5)).on_error(OnError::Deny);
 

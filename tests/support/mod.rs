@@ -43,6 +43,13 @@ pub fn all_calls(admin: &mut Connection) -> u64 {
     counted.map(count).sum()
 }
 
+/// Returns how many connections a server has accepted so far.
+pub fn connections(admin: &mut Connection) -> u32 {
+    let info: String = redis::cmd("INFO").arg("stats").query(admin).expect("INFO");
+    let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("a count");
+    line.parse().expect("a number")
+}
+
 /// Starts this test program once more, as another process that runs one test alone.
 ///
 /// `var` tells the test that it is the other process.
