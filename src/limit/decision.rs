@@ -3,9 +3,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{
-    Algorithm, Micros, Policy, Quota, Standing, Told,
+    Algorithm, Micros, Policy, Quota, Receipt, Standing, Told,
     policy::{Name, TICKS_PER_MICRO},
-    store::Receipt,
 };
 
 /// What was decided, and where each policy stands.

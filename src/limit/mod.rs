@@ -10,8 +10,10 @@
 //! | [token bucket](Algorithm::TokenBucket) | at most `burst + limit · t / window` units in every interval `t` | one integer |
 
 mod algorithm;
+mod answer;
 #[cfg(test)]
 mod bounds;
+mod charge;
 mod decision;
 mod fixed_window;
 mod policy;
@@ -22,16 +24,19 @@ mod token_bucket;
 
 pub use self::{
     algorithm::Algorithm,
+    answer::{Answer, Promise},
+    charge::{Adjustment, Charge, Receipt},
     decision::{Decision, Outcome},
     policy::{OnError, Policy},
     quota::Quota,
-    store::{Adjustment, Answer, Charge, Demand, Promise, Receipt, Store},
+    store::{Demand, Store},
 };
 pub(crate) use self::{
     algorithm::{Standing, State, Told},
+    answer::Pending,
+    charge::Settler,
     policy::Name,
     quota::MAX_UNITS,
-    store::{Pending, Settler},
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::{
