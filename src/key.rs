@@ -263,7 +263,8 @@ impl Secrets {
             static WARNED: Once = Once::new();
             WARNED.call_once(|| {
                 tracing::warn!(
-                    "secrets are kept in the store as unkeyed hashes, which can be guessed; set Limiter::key_secret"
+                    "secrets are kept in the store as unkeyed hashes, which can be guessed; set Limiter::key_secret; see \
+                     https://docs.rs/tollgate/latest/tollgate/warnings/#unkeyed-secrets"
                 );
             });
         }

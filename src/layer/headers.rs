@@ -1,4 +1,4 @@
-use std::{cell::RefCell, sync::Once, time::Duration};
+use std::{cell::RefCell, time::Duration};
 
 use bytes::BytesMut;
 use http::{
@@ -6,6 +6,7 @@ use http::{
     header::{Entry, OccupiedEntry},
 };
 
+use super::warn;
 use crate::limit::{Decision, Outcome, Policy};
 
 /// Which fields tell clients where they stand.
@@ -65,13 +66,10 @@ fn write_beside(mut others: OccupiedEntry<'_, HeaderValue>, value: &HeaderValue)
     for item in items(value) {
         let name = item.name.unwrap_or_default();
         if others.iter().any(|value| has_item(value, name)) {
-            static WARNED: Once = Once::new();
-            WARNED.call_once(|| {
-                tracing::warn!(
-                    policy = %String::from_utf8_lossy(name),
-                    "two nested layers have a rule of this name; the outer one is not told to clients"
-                );
-            });
+            warn::NAME_TWICE.tell(format_args!(
+                "two nested layers have a rule of the name `{}`; the outer one is not told to clients, so give it another",
+                String::from_utf8_lossy(name)
+            ));
         } else {
             new.push(item.text);
         }

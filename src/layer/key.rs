@@ -2,8 +2,8 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use http::{HeaderName, header, request::Parts};
 
-use super::{grpc, path::asked_path};
-use crate::key::KeyWriter;
+use super::{grpc, path::asked_path, warn::Absence};
+use crate::{error::Error, key::KeyWriter};
 
 /// Tells whose request it is.
 ///
@@ -34,11 +34,35 @@ pub trait KeyExtractor: fmt::Debug + Send + Sync + 'static {
     ///
     /// If the request has no key of this kind, and is not to be counted with others that have none.
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey>;
+
+    /// Says whether it can be used at all; a layer asks when it takes a rule.
+    ///
+    /// # Errors
+    ///
+    /// If it was set up wrongly. The text says what to write instead.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Returns true if it is meant to give each client a key of its own; the default is false.
+    ///
+    /// A warning tells when a rule by such a key has seen a thousand requests and no second key.
+    fn tells_apart(&self) -> bool {
+        false
+    }
 }
 
 impl<T: KeyExtractor + ?Sized> KeyExtractor for Arc<T> {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
         (**self).extract(request, key)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        (**self).check()
+    }
+
+    fn tells_apart(&self) -> bool {
+        (**self).tells_apart()
     }
 }
 
@@ -169,6 +193,10 @@ impl KeyExtractor for Header {
             _ => return self.missing.apply(&format_args!("single {} header", self.name), key),
         }
         Ok(())
+    }
+
+    fn tells_apart(&self) -> bool {
+        true
     }
 }
 
@@ -309,6 +337,7 @@ fn grpc_path(request: &Parts) -> Option<(&str, &str)> {
 pub struct Extension<T, F> {
     read: F,
     missing: Missing,
+    absence: Absence,
     of: PhantomData<fn(&T)>,
 }
 
@@ -326,7 +355,7 @@ pub struct Extension<T, F> {
 pub fn extension<T: Send + Sync + 'static>(
     read: impl Fn(&T) -> String + Send + Sync + 'static,
 ) -> Extension<T, impl Fn(&T) -> String + Send + Sync + 'static> {
-    Extension { read, missing: Missing::Shared, of: PhantomData }
+    Extension { read, missing: Missing::Shared, absence: Absence::default(), of: PhantomData }
 }
 
 impl<T, F> Extension<T, F> {
@@ -340,10 +369,20 @@ where
 {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
         match request.extensions.get::<T>() {
-            Some(value) => key.text((self.read)(value)),
-            None => return self.missing.apply(&"identity", key),
+            Some(value) => {
+                self.absence.found();
+                key.text((self.read)(value));
+            }
+            None => {
+                self.absence.missed(std::any::type_name::<T>());
+                return self.missing.apply(&"identity", key);
+            }
         }
         Ok(())
+    }
+
+    fn tells_apart(&self) -> bool {
+        true
     }
 }
 
@@ -385,6 +424,10 @@ impl<F: Fn(&Parts) -> Option<String> + Send + Sync + 'static> KeyExtractor for K
         }
         Ok(())
     }
+
+    fn tells_apart(&self) -> bool {
+        true
+    }
 }
 
 impl<F> fmt::Debug for KeyFn<F> {
@@ -402,6 +445,19 @@ macro_rules! tuple_extractor {
                 let ($($part,)+) = self;
                 $($part.extract(request, key)?;)+
                 Ok(())
+            }
+
+            #[allow(non_snake_case)]
+            fn check(&self) -> Result<(), Error> {
+                let ($($part,)+) = self;
+                $($part.check()?;)+
+                Ok(())
+            }
+
+            #[allow(non_snake_case)]
+            fn tells_apart(&self) -> bool {
+                let ($($part,)+) = self;
+                $($part.tells_apart())||+
             }
         }
     };

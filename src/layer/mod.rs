@@ -40,6 +40,7 @@ mod key;
 mod path;
 mod rate_limit;
 mod refuse;
+mod warn;
 
 pub use self::{
     body::{RefusalBody, ResponseBody},

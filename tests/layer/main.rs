@@ -5,6 +5,7 @@ mod support;
 
 mod axum_server;
 mod budget;
+mod client_ip;
 mod contract;
 mod keys;
 mod refusals;

@@ -6,14 +6,14 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, header};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::layer::{Shared, takes_fields};
 use crate::{
     key::Key,
-    layer::{RefusalBody, ResponseBody, headers::Fields},
+    layer::{RefusalBody, ResponseBody, headers::Fields, warn},
     limit::{Charge, Decision, Demand, Policy},
     limiter::Ask,
 };
@@ -36,6 +36,7 @@ pin_project! {
     enum State<S, B, F> {
         Deciding { waiting: Option<Box<Waiting<S, B>>> },
         Calling { #[pin] future: F, fields: Option<Fields>, exposed: Option<Box<Decision>> },
+        Preflight { #[pin] future: F },
         Refused { response: Option<Response<RefusalBody>> },
     }
 }
@@ -83,6 +84,11 @@ where
         Self { state: State::Calling { future, fields: None, exposed: None } }
     }
 
+    /// Lets a CORS preflight through.
+    pub(super) fn preflight(future: S::Future) -> Self {
+        Self { state: State::Preflight { future } }
+    }
+
     pub(super) fn refused(response: Response<RefusalBody>) -> Self {
         Self { state: State::Refused { response: Some(response) } }
     }
@@ -123,6 +129,17 @@ where
                     }
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
                 }
+                StateProj::Preflight { future } => {
+                    let response = ready!(future.poll(cx))?;
+                    if response.headers().contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+                        warn::CORS_INSIDE.tell(
+                            "a preflight has passed the limit and was answered further in, so refusals have no CORS \
+                             fields and browsers hide them from their pages; put CORS outside of the limit: add its \
+                             layer after this one (a layer added later runs earlier)",
+                        );
+                    }
+                    return Poll::Ready(Ok(response.map(ResponseBody::inner)));
+                }
                 StateProj::Refused { response } => {
                     let response = response.take().expect("a future is polled until it is ready");
                     return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
@@ -151,7 +168,7 @@ where
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
             State::Deciding { .. } => "ResponseFuture(deciding)",
-            State::Calling { .. } => "ResponseFuture(calling)",
+            State::Calling { .. } | State::Preflight { .. } => "ResponseFuture(calling)",
             State::Refused { .. } => "ResponseFuture(refused)",
         })
     }

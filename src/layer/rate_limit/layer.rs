@@ -90,7 +90,7 @@ impl RateLimitLayer {
     /// # Errors
     ///
     /// If its name is not 1 to 64 of `A-Z a-z 0-9 . _ -` or the limiter has a rule of that name, its path cannot
-    /// be matched, its algorithm cannot count its quota, burst or alignment, or its allotted
+    /// be matched, its key is set up wrongly, its algorithm cannot count its quota, burst or alignment, or its allotted
     /// share is not 1 to 50 percent.
     pub fn try_rule(mut self, rule: Rule) -> Result<Self, Error> {
         let shared = Arc::make_mut(&mut self.shared);
@@ -201,7 +201,7 @@ pub(super) fn takes_fields(status: StatusCode) -> bool {
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 4]>;
 
 /// A CORS preflight (Fetch, section 4.8): no request of the user's, and no credentials with it.
-fn is_preflight(request: &Parts) -> bool {
+pub(super) fn is_preflight(request: &Parts) -> bool {
     request.method == Method::OPTIONS
         && request.headers.contains_key(header::ORIGIN)
         && request.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)

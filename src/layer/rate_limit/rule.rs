@@ -9,6 +9,7 @@ use crate::{
         client_ip::client_ip,
         key::{KeyExtractor, NoKey},
         path::{asked_path, normalised, raw_path},
+        warn::Sameness,
     },
     limit::{Algorithm, OnError, Policy, Quota},
     limiter::{Limiter, Registration},
@@ -180,6 +181,7 @@ impl Rule {
         if let Some(percent) = self.allotted {
             policy = policy.try_allotted(percent)?;
         }
+        self.key.check().map_err(|error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
         let mut paths = Vec::new();
         for pattern in &self.paths {
             paths.extend(matchers(pattern).map_err(|error| {
@@ -191,6 +193,7 @@ impl Rule {
         Ok(BuiltRule {
             _name: Arc::new(limiter.register(&policy)?),
             policy,
+            sameness: self.key.tells_apart().then(Arc::default),
             key: self.key,
             cost: self.cost,
             paths,
@@ -205,6 +208,8 @@ impl Rule {
 pub(super) struct BuiltRule {
     pub(super) policy: Policy,
     key: Arc<dyn KeyExtractor>,
+    /// Looks whether all have one key, where that would be a mistake.
+    sameness: Option<Arc<Sameness>>,
     cost: Cost,
     paths: Vec<matchit::Router<()>>,
     methods: Vec<Method>,
@@ -228,7 +233,11 @@ impl BuiltRule {
     pub(super) fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
         let mut key = KeyWriter::new(secrets);
         self.key.extract(request, &mut key)?;
-        Ok(key.finish())
+        let key = key.finish();
+        if let Some(sameness) = &self.sameness {
+            sameness.note(self.policy.name(), &key);
+        }
+        Ok(key)
     }
 
     pub(super) fn cost(&self, request: &Parts) -> u64 {

@@ -1,6 +1,6 @@
 use std::{
     mem,
-    sync::{Arc, Once},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -10,10 +10,10 @@ use tower_service::Service;
 use super::{
     ResponseFuture,
     future::Waiting,
-    layer::{Demands, Shared},
+    layer::{Demands, Shared, is_preflight},
 };
 use crate::{
-    layer::{ResponseBody, key::NoKey, refuse},
+    layer::{ResponseBody, key::NoKey, refuse, warn},
     limit::Decision,
 };
 
@@ -62,7 +62,9 @@ where
         let mut demands = Demands::new();
         match self.shared.demand(&parts, &mut demands) {
             Ok(()) if demands.is_empty() => {
-                ResponseFuture::unlimited(self.inner.call(Request::from_parts(parts, body)))
+                let preflight = is_preflight(&parts);
+                let future = self.inner.call(Request::from_parts(parts, body));
+                if preflight { ResponseFuture::preflight(future) } else { ResponseFuture::unlimited(future) }
             }
             Ok(()) => {
                 let mut decision = Decision::empty();
@@ -81,8 +83,7 @@ where
             }
             Err(no_key) => {
                 if no_key == NoKey::PeerUnknown {
-                    static LOGGED: Once = Once::new();
-                    LOGGED.call_once(|| tracing::error!("{}", refuse::PEER_UNKNOWN));
+                    warn::PEER_UNKNOWN.tell_error(refuse::PEER_UNKNOWN);
                 }
                 ResponseFuture::refused(refuse::without_key(&no_key, &parts))
             }
