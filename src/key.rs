@@ -67,14 +67,14 @@ impl From<&[u8]> for Key {
     #[inline]
     fn from(part: &[u8]) -> Self {
         let mut key = Key { len: 0, bytes: [0; Self::CAPACITY] };
-        // As nearly always: short, and nothing to escape. Looking at all bytes, whatever they are, is quicker than
-        // stopping at the first that is not plain.
-        if let Some(bytes) = key.bytes.get_mut(..part.len())
-            && part.iter().fold(true, |plain, byte| plain & is_plain(*byte))
-        {
+        // As nearly always: short, and nothing to escape. Looking at as many bytes whatever they are is quickest.
+        if let Some(bytes) = key.bytes.get_mut(..part.len()) {
             bytes.copy_from_slice(part);
             key.len = u8::try_from(part.len()).expect("the capacity fits a byte");
-            return key;
+            // What follows the text is not plain.
+            if key.bytes.iter().fold(0, |plain, byte| plain + u8::from(is_plain(*byte))) == key.len {
+                return key;
+            }
         }
         Self::from_parts([part])
     }

@@ -430,11 +430,15 @@ impl Gate {
     /// Decides into an empty decision, or returns what to wait for.
     #[inline]
     fn ask(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Pending<Decision>> {
-        let store = self.store();
-        if store.decide_now(demands, decision) {
+        // What a store in this process decides at once needs no shield.
+        let decided_now = match &self.shielded {
+            Shielded::Local(_) => self.bare.decide_now(demands, decision),
+            Shielded::Shared(store) => store.decide_now(demands, decision),
+        };
+        if decided_now {
             return None;
         }
-        match store.decide(demands).now() {
+        match self.store().decide(demands).now() {
             Ok(answered) => {
                 *decision = decided(answered);
                 None

@@ -11,7 +11,7 @@ use std::{
 
 use axum_gcra::gcra;
 use governor::{DefaultKeyedRateLimiter, RateLimiter};
-use tollgate::{Demand, Memory, Policy, Quota, limit::Store};
+use tollgate::{Limiter, Memory, Policy, Quota};
 use tower_rate_limiter::{FixedWindowStore, MemoryStore};
 use trypema::{RateLimit, RateLimitDecision, RateLimiterBuilder, WindowSize, local::LocalRateLimiterProvider};
 
@@ -31,7 +31,7 @@ type Decide = Box<dyn Fn(&[(String, IpAddr)]) + Sync>;
 
 /// Each has a state of its own.
 fn limiters() -> Vec<(&'static str, Decide)> {
-    let (governor, memory) = (governor(), Memory::new().max_keys(4_000_000));
+    let (governor, limiter) = (governor(), Limiter::new(Memory::new().max_keys(4_000_000)));
     let (trypema, rate) = (trypema(), RateLimit::max());
     let store = MemoryStore::new();
     let core: gcra::RateLimiter<IpAddr, ahash::RandomState> = gcra::RateLimiter::default();
@@ -50,7 +50,7 @@ fn limiters() -> Vec<(&'static str, Decide)> {
             "axum_gcra's core, keyed IpAddr",
             all(move |_, address| core.req_sync(address, quota, Instant::now()).is_ok()),
         ),
-        (OURS, all(move |key, _| ours(&memory, key))),
+        (OURS, all(move |key, _| ours(&limiter, key))),
     ]
 }
 
@@ -68,8 +68,8 @@ fn trypema() -> Arc<LocalRateLimiterProvider> {
     builder.disable_cleanup().build().expect("a provider")
 }
 
-fn ours(memory: &Memory, key: &str) -> bool {
-    at_once(memory.decide(&[Demand::new(&POLICY, key)])).is_ok_and(|decision| decision.is_allowed())
+fn ours(limiter: &Limiter, key: &str) -> bool {
+    at_once(limiter.check(&POLICY, key)).is_allowed()
 }
 
 fn at_once<F: Future>(future: F) -> F::Output {

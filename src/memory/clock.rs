@@ -11,29 +11,104 @@ use crate::limit::Micros;
 /// Where a store in memory has its time from.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// The wall clock at the start, carried on by the monotonic clock: it never steps.
-    System {
-        started: Instant,
-        epoch: Micros,
-    },
+    System(Arc<SystemClock>),
     Manual(ManualClock),
 }
 
 impl Clock {
-    #[allow(clippy::disallowed_methods)] // Here is where time comes from.
     pub(super) fn system() -> Self {
-        // A machine that believes to be before 1970 counts from there.
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
-        Self::System { started: Instant::now(), epoch }
+        Self::System(Arc::new(SystemClock::new(quanta::Clock::new())))
     }
 
-    #[allow(clippy::disallowed_methods)] // Here is where time comes from.
+    #[inline]
     pub(super) fn now(&self) -> Micros {
         match self {
-            Self::System { started, epoch } => epoch + micros(started.elapsed()),
+            Self::System(clock) => clock.now(),
             Self::Manual(clock) => clock.now(),
         }
     }
+}
+
+/// The wall clock at the start, carried on by the monotonic clock: it never steps back.
+///
+/// The processor's counter is read in place of that clock, for less than half of the time and without holding up what
+/// the processor does meanwhile. A counter is not to be trusted for long: it drifts, and starts anew when a machine
+/// wakes up or moves to another host. So once in a second of it, and whenever it has gone back, it is compared.
+#[derive(Debug)]
+pub(super) struct SystemClock {
+    counter: quanta::Clock,
+    started: Instant,
+    epoch: Micros,
+    /// What makes the counter's microseconds the time; wraps.
+    offset: AtomicU64,
+    /// What the counter was when it was compared last.
+    compared: AtomicU64,
+    /// The time that was told then: it stands still rather than step back.
+    floor: AtomicU64,
+}
+
+impl SystemClock {
+    #[allow(clippy::disallowed_methods)] // Here is where time comes from.
+    fn new(counter: quanta::Clock) -> Self {
+        // A machine that believes to be before 1970 counts from there.
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
+        let started = Instant::now();
+        let counted = micros_of(&counter);
+        Self {
+            counter,
+            started,
+            epoch,
+            offset: epoch.wrapping_sub(counted).into(),
+            compared: counted.into(),
+            floor: epoch.into(),
+        }
+    }
+
+    #[inline]
+    fn now(&self) -> Micros {
+        let counted = micros_of(&self.counter);
+        if counted.wrapping_sub(self.compared.load(Ordering::Acquire)) >= COMPARED_EVERY {
+            return self.compare();
+        }
+        self.told(counted)
+    }
+
+    fn told(&self, counted: u64) -> Micros {
+        counted.wrapping_add(self.offset.load(Ordering::Relaxed)).max(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// Sets the counter by the monotonic clock, and returns the time.
+    #[cold]
+    #[inline(never)]
+    fn compare(&self) -> Micros {
+        let before = micros_of(&self.counter);
+        let now = self.epoch + micros(self.started.elapsed());
+        let counted = micros_of(&self.counter);
+        let mut floor = self.floor.load(Ordering::Relaxed);
+        // If the thread was held up in between, nobody knows which time belongs to which count: the next one compares.
+        if counted.wrapping_sub(before) < READ_WITHIN {
+            // What was told of late is hardly off; what is far off was told to nobody.
+            floor = floor.max(self.told(counted).min(now + HARDLY));
+            self.floor.store(floor, Ordering::Relaxed);
+            self.offset.store(now.wrapping_sub(counted), Ordering::Relaxed);
+            self.compared.store(counted, Ordering::Release);
+        }
+        now.max(floor)
+    }
+}
+
+/// How often the counter is compared, in its microseconds: one that is off by a hundred parts in a million is so by as
+/// many microseconds until then.
+const COMPARED_EVERY: u64 = 1_000_000;
+
+/// Within how many microseconds the counter and the clock must be read to belong together.
+const READ_WITHIN: u64 = 20;
+
+/// By how many microseconds a counter can be off within a second.
+const HARDLY: Micros = 1_000;
+
+fn micros_of(counter: &quanta::Clock) -> u64 {
+    counter.delta_as_nanos(0, counter.raw()) / 1_000
 }
 
 /// Moves the time of a [`Memory`](super::Memory) in tests.
@@ -82,3 +157,52 @@ const START: Micros = 1_767_225_600_000_000;
 
 /// The year 2255, up to which microseconds since 1970 are below 2⁵³.
 const END: Micros = 1 << 53;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the monotonic clock says.
+    fn truth(clock: &SystemClock) -> Micros {
+        clock.epoch + micros(clock.started.elapsed())
+    }
+
+    #[test]
+    fn the_counter_tells_the_time_of_the_monotonic_clock() {
+        let clock = SystemClock::new(quanta::Clock::new());
+        // What a machine under load is held up between two readings.
+        assert!(truth(&clock).abs_diff(clock.now()) < 50_000);
+    }
+
+    #[test]
+    fn a_counter_that_jumps_or_starts_anew_is_compared() {
+        const HOURS: Duration = Duration::from_secs(10 * 3_600);
+        let (counter, mock) = quanta::Clock::mock();
+        mock.increment(HOURS);
+        let clock = SystemClock::new(counter);
+        mock.increment(HOURS);
+        assert!(truth(&clock).abs_diff(clock.now()) < 50_000, "gone ahead");
+        mock.decrement(HOURS + HOURS);
+        assert!(truth(&clock).abs_diff(clock.now()) < 50_000, "started anew");
+        mock.increment(Duration::from_millis(1_001));
+        assert!(truth(&clock).abs_diff(clock.now()) < 50_000, "went on");
+    }
+
+    #[test]
+    fn time_never_steps_back_when_a_fast_counter_is_set_back() {
+        let (counter, mock) = quanta::Clock::mock();
+        let clock = SystemClock::new(counter);
+        let (mut last, mut counted, mut told_late) = (clock.now(), Duration::ZERO, 0);
+        for i in 0..20_000 {
+            // A tenth too fast, and compared so often that it is hardly off.
+            let fast = clock.started.elapsed() * 11 / 10;
+            mock.increment(fast.saturating_sub(counted));
+            counted = counted.max(fast);
+            let now = if i % 100 == 0 { clock.compare() } else { clock.now() };
+            assert!(now >= last, "{now} after {last}");
+            told_late += u32::from(now > truth(&clock));
+            last = now;
+        }
+        assert!(told_late > 0, "the counter was never ahead");
+    }
+}

@@ -22,11 +22,16 @@ use crate::{
 /// All keys, spread over shards that are locked apart.
 pub(super) struct Table {
     hashers: [SeedableRandomState; 2],
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Apart]>,
     max_keys: usize,
     when_full: WhenFull,
     blocks: Blocks,
 }
+
+/// A shard in a cache line of its own, so that threads on different shards don't wait for each other's.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Apart(Mutex<Shard>);
 
 /// Who is blocked until when: hardly ever anybody.
 #[derive(Debug, Default)]
@@ -38,8 +43,10 @@ struct Blocks {
 #[derive(Debug, Default)]
 struct Shard {
     entries: HashTable<Entry>,
-    /// The bucket that is swept next.
+    /// The bucket that was swept last.
     swept: usize,
+    /// Decisions since then.
+    unswept: u8,
     /// When all buckets were swept last, for want of room.
     swept_all_at: Micros,
 }
@@ -69,7 +76,7 @@ struct Slot {
 impl Table {
     pub(super) fn new(max_keys: usize, when_full: WhenFull) -> Self {
         // One more, for the entries that keys share for which there is no room.
-        let shards = (0..=SHARDS).map(|_| Mutex::default()).collect();
+        let shards = (0..=SHARDS).map(|_| Apart::default()).collect();
         let hashers = [SeedableRandomState::random(), SeedableRandomState::random()];
         Self { hashers, shards, max_keys, when_full, blocks: Blocks::default() }
     }
@@ -127,7 +134,7 @@ impl Table {
             }
         }
         for slot in &slots {
-            locked.shard(slot.shard).sweep(now, 1);
+            locked.shard(slot.shard).sweep_in_turn(now);
         }
     }
 
@@ -152,7 +159,7 @@ impl Table {
     pub(super) fn follow(&self, policy: &Policy, demand: &Demand<'_>, told: &Told, now: Micros) {
         let slot = self.slot(policy, demand.subject());
         let mut shard = self.lock(slot.shard);
-        shard.sweep(now, 1);
+        shard.sweep_in_turn(now);
         if !shard.has_room_for(slot.print, demand, now, self.most(slot.shard)) {
             return;
         }
@@ -230,7 +237,7 @@ impl Table {
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves whole entries behind: each is changed by plain assignments.
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -265,7 +272,7 @@ impl Shard {
     /// Decides on one demand by itself; `None` if there is no room for it.
     fn decide(&mut self, print: Print, demand: &Demand<'_>, now: Micros, most: usize) -> Option<Outcome> {
         let (policy, cost) = (demand.policy(), demand.cost_u32());
-        self.sweep(now, 1);
+        self.sweep_in_turn(now);
         let same = |entry: &Entry| entry.print == print;
         if let Some(entry) = self.entries.find_mut(print.0[0], same) {
             if cost > 0 {
@@ -343,7 +350,18 @@ impl Shard {
         self.entries.find_mut(print.0[0], same).filter(|entry| entry.state.ends() > now)
     }
 
+    /// Sweeps as many buckets as there are decisions, several at a time since they lie beside each other.
+    #[inline]
+    fn sweep_in_turn(&mut self, now: Micros) {
+        self.unswept += 1;
+        if self.unswept == SWEEP_TOGETHER {
+            self.unswept = 0;
+            self.sweep(now, SWEEP_TOGETHER.into());
+        }
+    }
+
     /// Looks at the next buckets and drops what has ended.
+    #[inline(never)]
     fn sweep(&mut self, now: Micros, buckets: usize) {
         for _ in 0..buckets {
             self.swept = if self.swept + 1 < self.entries.num_buckets() { self.swept + 1 } else { 0 };
@@ -370,6 +388,9 @@ const OVERFLOW: &[u8] = b"~~";
 /// Enough that two threads seldom want the same one, and few enough to be nothing in an idle process.
 const SHARDS: usize = 64;
 
+/// How many decisions sweep together.
+const SWEEP_TOGETHER: u8 = 8;
+
 /// What a full shard looks through for what has ended, before it turns a new key away.
 const SWEEP_WHEN_FULL: usize = 32;
 
@@ -380,3 +401,4 @@ const SWEEP_ALL_EVERY: Micros = 50_000;
 const WHILE_FULL: std::time::Duration = std::time::Duration::from_secs(1);
 
 const _: () = assert!(mem::size_of::<Entry>() == 32, "a key's memory has grown");
+const _: () = assert!(mem::size_of::<Apart>() == 64, "a shard has outgrown its cache line");

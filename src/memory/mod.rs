@@ -21,8 +21,8 @@ use crate::{
 /// It holds a million keys at most ([`Memory::max_keys`]), some 70 bytes each. What has not ended is never dropped
 /// for a new key: when there is no room, [`WhenFull`] says what becomes of new ones.
 ///
-/// Time is the system's monotonic clock, set to the wall clock once when the store is made. It does not follow
-/// tokio's paused time; tests take [`Memory::manual`].
+/// Time is the system's monotonic clock, set to the wall clock once when the store is made, and read from the processor's
+/// counter between one second and the next. It does not follow tokio's paused time; tests take [`Memory::manual`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -13,7 +13,7 @@ mod workload;
 
 use std::process::{Command, ExitCode};
 
-use crate::{counts::Counts, workload::WORKLOADS};
+use crate::{counts::Counts, workload::{WORKLOADS, Workload}};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -22,7 +22,9 @@ fn main() -> ExitCode {
         ["--accept"] => accept(),
         ["run", name, times] => {
             let workload = WORKLOADS.iter().find(|workload| workload.name == *name).expect("the name of a workload");
-            (workload.run)(times.parse().expect("a number"));
+            // What sets the clock does so once in a process, and takes as long as it takes.
+            drop(tollgate::Memory::new());
+            counted(workload, times.parse().expect("a number"));
             ExitCode::SUCCESS
         }
         _ => {
@@ -30,6 +32,12 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// What valgrind counts, which finds it by its name.
+#[inline(never)]
+fn counted(workload: &Workload, times: u64) {
+    (workload.run)(times);
 }
 
 fn compare() -> ExitCode {
@@ -103,7 +111,7 @@ fn count(name: &str) -> u64 {
 fn instructions(name: &str, times: u64) -> u64 {
     let program = std::env::current_exe().expect("the path of this program");
     let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*counted*"])
         .arg(program)
         .args(["run", name, &times.to_string()])
         .output()
