@@ -1,6 +1,51 @@
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 use http::request::Parts;
+
+use crate::error::Error;
+
+/// A pattern of paths as axum has them: `/users/{id}`, `/api/{*rest}`.
+#[derive(Clone, Debug)]
+pub(crate) struct PathPattern {
+    /// Matches the pattern as it is written and, if that is something else, as it is meant.
+    routers: Vec<matchit::Router<()>>,
+}
+
+impl PathPattern {
+    /// Reads a pattern.
+    ///
+    /// # Errors
+    ///
+    /// If it does not begin with a slash, or its parameters are not written as axum's are.
+    pub(crate) fn new(pattern: &str) -> Result<Self, Error> {
+        let wrong = |why: &dyn fmt::Display| {
+            let what = "cannot be matched; write /users/{id} or /api/{*rest}, with a slash in front";
+            Error::invalid(format!("path `{}` {what}: {why}", pattern.escape_debug()))
+        };
+        if !pattern.starts_with('/') {
+            return Err(wrong(&"it does not begin with a slash"));
+        }
+        if pattern.split('/').any(|segment| segment.starts_with([':', '*'])) {
+            return Err(wrong(&"a parameter is written {id} or {*rest}"));
+        }
+        let router = |pattern: &str| {
+            let mut router = matchit::Router::new();
+            router.insert(pattern, ()).map(|()| router).map_err(|error| wrong(&error))
+        };
+        let plain = normalised(pattern);
+        let mut routers = vec![router(pattern)?];
+        if plain != pattern {
+            routers.push(router(&plain)?);
+        }
+        Ok(Self { routers })
+    }
+
+    /// Looks at the path as it stands, which is what a router goes by, and as it is meant: neither is a way around.
+    pub(crate) fn matches(&self, request: &Parts) -> bool {
+        let any = |path: &str| self.routers.iter().any(|router| router.at(path).is_ok());
+        any(raw_path(request)) || any(&asked_path(request))
+    }
+}
 
 /// Returns the path that the client asked for, the same for all its spellings.
 ///

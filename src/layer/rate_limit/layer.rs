@@ -1,5 +1,9 @@
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
+use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
 use smallvec::SmallVec;
@@ -18,7 +22,7 @@ use crate::{
         refuse,
     },
     limit::{Decision, Demand, Quota},
-    limiter::Limiter,
+    limiter::{Limiter, Registration},
     memory::Memory,
 };
 
@@ -28,7 +32,16 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RateLimitLayer {
-    shared: Arc<Shared>,
+    live: Arc<Live>,
+}
+
+/// What all services of a layer go by; it can be changed under them as a whole.
+#[derive(Debug)]
+pub(super) struct Live {
+    limiter: Limiter,
+    current: ArcSwap<Shared>,
+    /// The names that the rules bear. Not in the rules, of which old ones may be in use for a while.
+    names: Mutex<Vec<Arc<Registration>>>,
 }
 
 /// What all services of a layer share.
@@ -70,7 +83,7 @@ impl RateLimitLayer {
             preflights: false,
             refusal: None,
         };
-        Self { shared: Arc::new(shared) }
+        Self { live: Arc::new(Live::new(shared, Vec::new())) }
     }
 
     /// Adds a rule. All rules that match a request are decided together.
@@ -92,48 +105,52 @@ impl RateLimitLayer {
     /// If its name is not 1 to 64 of `A-Z a-z 0-9 . _ -` or the limiter has a rule of that name, its path cannot
     /// be matched, its key is set up wrongly, its algorithm cannot count its quota, burst or alignment, or its allotted
     /// share is not 1 to 50 percent.
-    pub fn try_rule(mut self, rule: Rule) -> Result<Self, Error> {
-        let shared = Arc::make_mut(&mut self.shared);
-        shared.rules.push(rule.build(&shared.limiter)?);
-        shared.policies = Some(policy_value(shared.rules.iter().map(|rule| &rule.policy)));
-        Ok(self)
+    pub fn try_rule(self, rule: Rule) -> Result<Self, Error> {
+        let mut shared = Shared::clone(&self.live.load());
+        let rule = rule.build()?;
+        let mut names = self.live.names().clone();
+        names.push(Arc::new(shared.limiter.register(&rule.policy)?));
+        shared.rules.push(rule);
+        shared.tell_policies();
+        Ok(Self { live: Arc::new(Live::new(shared, names)) })
     }
 
     /// Sets which fields tell clients where they stand; the default is [`Dialect::Draft11`].
-    pub fn dialect(mut self, dialect: Dialect) -> Self {
-        Arc::make_mut(&mut self.shared).dialect = dialect;
-        self
+    pub fn dialect(self, dialect: Dialect) -> Self {
+        self.with(|shared| shared.dialect = dialect)
     }
 
     /// Puts the [`Decision`] and its [`Charge`](crate::limit::Charge) into the request's extensions, and the
     /// decision into the response's.
-    pub fn expose_decision(mut self) -> Self {
-        Arc::make_mut(&mut self.shared).expose = true;
-        self
+    pub fn expose_decision(self) -> Self {
+        self.with(|shared| shared.expose = true)
     }
 
     /// Counts CORS preflights too.
     ///
     /// By default they pass uncounted: a browser sends them by itself, and cannot tell its user of a refusal.
-    pub fn limit_preflights(mut self) -> Self {
-        Arc::make_mut(&mut self.shared).preflights = true;
-        self
+    pub fn limit_preflights(self) -> Self {
+        self.with(|shared| shared.preflights = true)
     }
 
     /// Answers refused requests by a function of your own. It gets no fields added but those of the dialect.
     ///
     /// Ask the decision whether it was [unavailable](Decision::is_unavailable): that is no 429.
-    pub fn refuse_with(
-        mut self,
-        refusal: impl Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync + 'static,
-    ) -> Self {
-        Arc::make_mut(&mut self.shared).refusal = Some(Refusal(Arc::new(refusal)));
-        self
+    pub fn refuse_with(self, refusal: impl Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync + 'static) -> Self {
+        self.with(|shared| shared.refusal = Some(Refusal(Arc::new(refusal))))
     }
 
     /// Returns the limiter in which this layer counts.
     pub fn limiter(&self) -> &Limiter {
-        &self.shared.limiter
+        &self.live.limiter
+    }
+
+    /// Makes another layer that differs in some option; clones of this one stay as they are.
+    fn with(self, change: impl FnOnce(&mut Shared)) -> Self {
+        let mut shared = Shared::clone(&self.live.load());
+        change(&mut shared);
+        let names = self.live.names().clone();
+        Self { live: Arc::new(Live::new(shared, names)) }
     }
 }
 
@@ -141,11 +158,30 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, inner: S) -> RateLimit<S> {
-        RateLimit::new(inner, Arc::clone(&self.shared))
+        RateLimit::new(inner, Arc::clone(&self.live))
+    }
+}
+
+impl Live {
+    fn new(shared: Shared, names: Vec<Arc<Registration>>) -> Self {
+        Self { limiter: shared.limiter.clone(), current: ArcSwap::from_pointee(shared), names: Mutex::new(names) }
+    }
+
+    /// Returns what to go by now; to be held no longer than it takes to look at one request.
+    pub(super) fn load(&self) -> Guard<Arc<Shared>> {
+        self.current.load()
+    }
+
+    fn names(&self) -> MutexGuard<'_, Vec<Arc<Registration>>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Shared {
+    fn tell_policies(&mut self) {
+        self.policies = Some(policy_value(self.rules.iter().map(|rule| &rule.policy)));
+    }
+
     /// Makes the demands of all rules that match; none, if there are none.
     pub(super) fn demand<'a>(&'a self, request: &Parts, demands: &mut Demands<'a>) -> Result<(), NoKey> {
         if !self.preflights && is_preflight(request) {

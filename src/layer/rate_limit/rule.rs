@@ -1,4 +1,4 @@
-use std::{borrow::Cow, error, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::{Method, request::Parts};
 
@@ -8,11 +8,10 @@ use crate::{
     layer::{
         client_ip::client_ip,
         key::{KeyExtractor, NoKey},
-        path::{asked_path, normalised, raw_path},
+        path::PathPattern,
         warn::Sameness,
     },
     limit::{Algorithm, OnError, Policy, Quota},
-    limiter::{Limiter, Registration},
 };
 
 /// One limit of a layer: a quota, and which requests it counts, for whom, at what cost.
@@ -169,8 +168,8 @@ impl Rule {
         self.when(move |request| !condition(request))
     }
 
-    /// Checks the rule and claims its name.
-    pub(super) fn build(self, limiter: &Limiter) -> Result<BuiltRule, Error> {
+    /// Checks the rule.
+    pub(super) fn build(self) -> Result<BuiltRule, Error> {
         let mut policy = Policy::new(self.name, self.quota, self.algorithm)?.on_error(self.on_error);
         if let Some(burst) = self.burst {
             policy = policy.try_burst(burst)?;
@@ -182,16 +181,9 @@ impl Rule {
             policy = policy.try_allotted(percent)?;
         }
         self.key.check().map_err(|error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
-        let mut paths = Vec::new();
-        for pattern in &self.paths {
-            paths.extend(matchers(pattern).map_err(|error| {
-                let (name, pattern) = (policy.name(), pattern.escape_debug());
-                let what = "cannot be matched; write /users/{id} or /api/{*rest}, with a slash in front";
-                Error::invalid(format!("rule `{name}`: path `{pattern}` {what}")).with_source(error)
-            })?);
-        }
+        let paths = self.paths.iter().map(|pattern| PathPattern::new(pattern)).collect::<Result<_, _>>();
+        let paths = paths.map_err(|error: Error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
         Ok(BuiltRule {
-            _name: Arc::new(limiter.register(&policy)?),
             policy,
             sameness: self.key.tells_apart().then(Arc::default),
             key: self.key,
@@ -211,23 +203,16 @@ pub(super) struct BuiltRule {
     /// Looks whether all have one key, where that would be a mistake.
     sameness: Option<Arc<Sameness>>,
     cost: Cost,
-    paths: Vec<matchit::Router<()>>,
+    paths: Vec<PathPattern>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
-    _name: Arc<Registration>,
 }
 
 impl BuiltRule {
     pub(super) fn matches(&self, request: &Parts) -> bool {
         (self.methods.is_empty() || self.methods.contains(&request.method))
-            && (self.paths.is_empty() || self.matches_path(request))
+            && (self.paths.is_empty() || self.paths.iter().any(|pattern| pattern.matches(request)))
             && self.conditions.iter().all(|condition| (condition.0)(request))
-    }
-
-    /// Looks at the path as it stands, which is what a router goes by, and as it is meant: neither is a way around.
-    fn matches_path(&self, request: &Parts) -> bool {
-        let any = |path: &str| self.paths.iter().any(|pattern| pattern.at(path).is_ok());
-        any(raw_path(request)) || any(&asked_path(request))
     }
 
     pub(super) fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
@@ -246,26 +231,6 @@ impl BuiltRule {
             Cost::Of(cost) => cost(request),
         }
     }
-}
-
-/// Makes matchers of a pattern as it is written, and as it is meant.
-fn matchers(pattern: &str) -> Result<Vec<matchit::Router<()>>, Box<dyn error::Error + Send + Sync>> {
-    if !pattern.starts_with('/') {
-        return Err("it does not begin with a slash".into());
-    }
-    if pattern.split('/').any(|segment| segment.starts_with([':', '*'])) {
-        return Err("a parameter is written {id} or {*rest}".into());
-    }
-    let matcher = |pattern: &str| {
-        let mut router = matchit::Router::new();
-        router.insert(pattern, ()).map(|()| router)
-    };
-    let plain = normalised(pattern);
-    let mut matchers = vec![matcher(pattern)?];
-    if plain != pattern {
-        matchers.push(matcher(&plain)?);
-    }
-    Ok(matchers)
 }
 
 impl fmt::Debug for Cost {

@@ -10,7 +10,7 @@ use tower_service::Service;
 use super::{
     ResponseFuture,
     future::Waiting,
-    layer::{Demands, Shared, is_preflight},
+    layer::{Demands, Live, is_preflight},
 };
 use crate::{
     layer::{ResponseBody, key::NoKey, refuse, warn},
@@ -21,12 +21,12 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     inner: S,
-    shared: Arc<Shared>,
+    live: Arc<Live>,
 }
 
 impl<S> RateLimit<S> {
-    pub(super) fn new(inner: S, shared: Arc<Shared>) -> Self {
-        Self { inner, shared }
+    pub(super) fn new(inner: S, live: Arc<Live>) -> Self {
+        Self { inner, live }
     }
 
     /// Returns the inner service.
@@ -59,8 +59,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
+        let shared = self.live.load();
         let mut demands = Demands::new();
-        match self.shared.demand(&parts, &mut demands) {
+        match shared.demand(&parts, &mut demands) {
             Ok(()) if demands.is_empty() => {
                 let preflight = is_preflight(&parts);
                 let future = self.inner.call(Request::from_parts(parts, body));
@@ -68,17 +69,17 @@ where
             }
             Ok(()) => {
                 let mut decision = Decision::empty();
-                let ask = self.shared.limiter.ask(&demands, &mut decision);
-                let exposed = self.shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
+                let ask = shared.limiter.ask(&demands, &mut decision);
+                let exposed = shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
                 let request = Request::from_parts(parts, body);
                 let Some(ask) = ask else {
                     let exposed = exposed.as_deref();
-                    return ResponseFuture::decided(&decision, exposed, &mut self.inner, request, &self.shared);
+                    return ResponseFuture::decided(&decision, exposed, &mut self.inner, request, &shared);
                 };
                 // The clone may not be ready; the service we polled is. Keep the clone, send that one.
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
-                let shared = Arc::clone(&self.shared);
+                let shared = Arc::clone(&shared);
                 ResponseFuture::waiting(Waiting { ask, exposed, inner, request, shared })
             }
             Err(no_key) => {
