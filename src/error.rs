@@ -10,6 +10,8 @@ use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration}
 pub struct Error {
     kind: Kind,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// Which parts of a store it is the fault of, if that is known.
+    parts: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -73,6 +75,19 @@ impl Error {
         Kind::Never(what.into()).into()
     }
 
+    /// Says which part of a store failed, by name and by bit.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn in_part(mut self, name: &str, part: u64) -> Self {
+        if let Kind::Store(what) = &mut self.kind {
+            *what = format!("{name}: {what}").into();
+        }
+        Self { parts: part, ..self }
+    }
+
+    pub(crate) fn parts(&self) -> u64 {
+        self.parts
+    }
+
     /// Adds the error that was at the bottom of this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -83,7 +98,7 @@ impl Error {
 
 impl From<Kind> for Error {
     fn from(kind: Kind) -> Self {
-        Self { kind, source: None }
+        Self { kind, source: None, parts: 0 }
     }
 }
 

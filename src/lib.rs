@@ -43,6 +43,7 @@
 //! | `redis` | the store on Redis 6.2 and newer, and Valkey | no |
 //! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
 //! | `sentinel` | Redis behind Sentinel: `redis+sentinel://` | no |
+//! | `cluster` | Redis Cluster: `redis+cluster://` | no |
 //! | `redis-connection` | `Redis::from_connection`, for a connection of yours by the `redis` crate 1 | no |
 //!
 //! Memory is always there, and gRPC requests are answered as such without any feature. A feature makes something

@@ -2,6 +2,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::{Arc, atomic::AtomicU64},
     task::{Context, Poll},
 };
 
@@ -21,9 +22,14 @@ enum Inner<T> {
 
 /// An answer that is on its way; small, whatever it will be.
 pub(crate) enum Pending<T> {
-    Boxed(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+    Boxed(Work<T>),
+    /// One that tells which parts of the store it waits for at present.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "other stores are one part"))]
+    Parted(Work<T>, Arc<AtomicU64>),
     Promised(oneshot::Receiver<Result<T, Error>>),
 }
+
+type Work<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 /// Gives the answer that [`Answer::promised`] is waiting for.
 ///
@@ -55,6 +61,15 @@ impl<T> Answer<T> {
         Self(Inner::Pending(Pending::Boxed(Box::pin(future))))
     }
 
+    /// Answers when `future` does, which keeps `waiting` at the [parts](super::Store::parts) that it waits for.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn parted(
+        future: impl Future<Output = Result<T, Error>> + Send + 'static,
+        waiting: Arc<AtomicU64>,
+    ) -> Self {
+        Self(Inner::Pending(Pending::Parted(Box::pin(future), waiting)))
+    }
+
     /// Answers when the promise is kept.
     pub fn promised() -> (Promise<T>, Self) {
         let (promise, answer) = oneshot::channel();
@@ -78,6 +93,16 @@ impl<T> Answer<T> {
     }
 }
 
+impl<T> Pending<T> {
+    /// Returns what tells which parts of the store are waited for, if anything does.
+    pub(crate) fn waiting(&self) -> Option<Arc<AtomicU64>> {
+        match self {
+            Self::Parted(_, waiting) => Some(Arc::clone(waiting)),
+            Self::Boxed(_) | Self::Promised(_) => None,
+        }
+    }
+}
+
 impl<T> From<Pending<T>> for Answer<T> {
     fn from(pending: Pending<T>) -> Self {
         Self(Inner::Pending(pending))
@@ -89,7 +114,7 @@ impl<T> Future for Pending<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Boxed(future) => future.as_mut().poll(cx),
+            Self::Boxed(future) | Self::Parted(future, _) => future.as_mut().poll(cx),
             Self::Promised(answer) => Pin::new(answer)
                 .poll(cx)
                 .map(|kept| kept.unwrap_or_else(|_| Err(Error::store("the connection to the store was lost")))),

@@ -43,6 +43,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn is_shared(&self) -> bool {
         false
     }
+
+    /// Returns which parts of the store have to answer for these demands, a bit each.
+    ///
+    /// A part that fails is left alone for a while, and others are not. A store that fails as a whole, as most do, is
+    /// one part, the lowest bit.
+    fn parts(&self, demands: &[Demand<'_>]) -> u64 {
+        let _ = demands;
+        1
+    }
 }
 
 /// Makes a pointer to a store one, so that which it is can be chosen at run time.
@@ -71,6 +80,10 @@ macro_rules! store_behind {
 
             fn is_shared(&self) -> bool {
                 (**self).is_shared()
+            }
+
+            fn parts(&self, demands: &[Demand<'_>]) -> u64 {
+                (**self).parts(demands)
             }
         }
     };

@@ -13,10 +13,9 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{
-    connect::Connection,
-    limit::{Asked, Names, fits, merge_hash},
-};
+use redis::Value;
+
+use super::limit::{Asked, Names, Part, Reply, Request, fits, merge_hash};
 use crate::{
     error::Error,
     limit::{Answer, Decision, Promise},
@@ -25,8 +24,68 @@ use crate::{
 /// A decision that waits for its turn.
 #[derive(Debug)]
 pub(super) struct Job {
-    asked: Asked,
-    promise: Promise,
+    pub(super) asked: Asked,
+    pub(super) promise: Promised,
+}
+
+/// What was promised to who waits.
+#[derive(Debug)]
+pub(super) enum Promised {
+    Decision(Promise),
+    /// A part of a decision; nothing, if that has to be cut further.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "one server decides on all"))]
+    Part(Promise<Option<Part>>),
+}
+
+impl Promised {
+    pub(super) fn fail(self, error: Error) {
+        match self {
+            Self::Decision(promise) => promise.keep(Err(error)),
+            Self::Part(promise) => promise.keep(Err(error)),
+        }
+    }
+
+    pub(super) fn is_pointless(&self) -> bool {
+        match self {
+            Self::Decision(promise) => promise.is_pointless(),
+            Self::Part(promise) => promise.is_pointless(),
+        }
+    }
+}
+
+/// Carries batches to the server that decides on them.
+pub(super) trait Carrier: Clone + Send + Sync {
+    /// Has requests decided by one script call, which is sent again only while it is wanted.
+    fn decide<'r>(
+        &self,
+        names: &Names,
+        requests: impl Iterator<Item = Request<'r>> + Clone + Send,
+        is_wanted: impl Fn() -> bool + Send + Sync,
+    ) -> impl Future<Output = Result<Value, Undone>> + Send;
+
+    /// Begins to read what was answered.
+    fn read<'v>(&self, reply: &'v Value) -> Result<Reply<'v>, Error>;
+
+    /// Has jobs decided whose keys are [scattered](Undone::Scattered). On one server they never are.
+    fn decide_scattered(&self, jobs: Vec<Job>) -> impl Future<Output = ()> + Send {
+        async {
+            jobs.into_iter().for_each(|job| job.promise.fail(Error::store("the keys of a decision are scattered")));
+        }
+    }
+}
+
+/// Why something was not done, or may not have been.
+pub(super) enum Undone {
+    Failed(Error),
+    /// It was not: some of the keys have moved to another server, and others not yet.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "one server has all keys"))]
+    Scattered,
+}
+
+impl From<Error> for Undone {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 /// The decisions that wait, first come first served.
@@ -45,12 +104,17 @@ struct Waiting {
 impl Queue {
     /// Puts a request in line; fails at once while there is no connection to be had.
     pub(super) fn push(&self, asked: Asked) -> Answer {
+        self.push_promised(asked, Promised::Decision)
+    }
+
+    /// Puts a request in line to which something is promised.
+    pub(super) fn push_promised<T>(&self, asked: Asked, promised: impl FnOnce(Promise<T>) -> Promised) -> Answer<T> {
         let mut waiting = self.lock();
         if let Some(error) = &waiting.down {
             return Answer::ready(Err(error.clone()));
         }
         let (promise, answer) = Answer::promised();
-        waiting.jobs.push_back(Job { asked, promise });
+        waiting.jobs.push_back(Job { asked, promise: promised(promise) });
         let idle = waiting.idle.take();
         drop(waiting);
         if let Some(idle) = idle {
@@ -66,7 +130,7 @@ impl Queue {
         let jobs = mem::take(&mut waiting.jobs);
         drop(waiting);
         for job in jobs {
-            job.promise.keep(Err(error.clone()));
+            job.promise.fail(error.clone());
         }
     }
 
@@ -111,11 +175,11 @@ impl Queue {
     }
 }
 
-/// Empties a queue over one connection, for as long as it is polled.
-pub(super) struct Batches<'a> {
+/// Empties a queue by one carrier, for as long as it is polled.
+pub(super) struct Batches<'a, C> {
     queue: &'a Queue,
     names: &'a Names,
-    connection: Connection,
+    carrier: C,
     calls: [Option<UnderWay>; CALLS],
     /// Whether others were let run before the next call goes, so that they may join it.
     has_yielded: bool,
@@ -127,13 +191,13 @@ struct UnderWay {
     jobs: usize,
 }
 
-impl<'a> Batches<'a> {
-    pub(super) fn new(queue: &'a Queue, names: &'a Names, connection: Connection) -> Self {
-        Self { queue, names, connection, calls: [const { None }; CALLS], has_yielded: false }
+impl<'a, C> Batches<'a, C> {
+    pub(super) fn new(queue: &'a Queue, names: &'a Names, carrier: C) -> Self {
+        Self { queue, names, carrier, calls: [const { None }; CALLS], has_yielded: false }
     }
 }
 
-impl Future for Batches<'_> {
+impl<C: Carrier + Unpin + 'static> Future for Batches<'_, C> {
     type Output = ();
 
     /// Never ready.
@@ -159,7 +223,7 @@ impl Future for Batches<'_> {
                     break;
                 }
                 let count = jobs.len();
-                let call = Box::pin(decide(this.connection.clone(), this.names.clone(), jobs));
+                let call = Box::pin(decide(this.carrier.clone(), this.names.clone(), jobs));
                 this.calls[i] = Some(UnderWay { call, jobs: count });
             }
         }
@@ -168,11 +232,16 @@ impl Future for Batches<'_> {
 }
 
 /// Decides on all jobs in one call, and answers each.
-async fn decide(connection: Connection, names: Names, mut jobs: Vec<Job>) {
+async fn decide<C: Carrier>(carrier: C, names: Names, mut jobs: Vec<Job>) {
     let groups = gather(&jobs);
     let requests = groups.firsts.iter().map(|(first, times)| (&jobs[*first].asked, *times));
-    let answer = connection.decide(&names, None, requests).await;
-    let mut reply = answer.as_ref().map_err(Clone::clone).and_then(|reply| connection.read(reply));
+    let is_wanted = || jobs.iter().any(|job| !job.promise.is_pointless());
+    let answer = match carrier.decide(&names, requests, is_wanted).await {
+        Ok(answer) => Ok(answer),
+        Err(Undone::Failed(error)) => Err(error),
+        Err(Undone::Scattered) => return carrier.decide_scattered(jobs).await,
+    };
+    let mut reply = answer.as_ref().map_err(Clone::clone).and_then(|reply| carrier.read(reply));
     let mut promises = jobs.drain(..).map(|job| (job.asked, Some(job.promise))).collect::<Vec<_>>();
     for (first, times) in groups.firsts {
         let mut finding = match &mut reply {
@@ -182,6 +251,11 @@ async fn decide(connection: Connection, names: Names, mut jobs: Vec<Job>) {
         let mut place = first;
         for more in (0..times).rev() {
             let (asked, promise) = &mut promises[place];
+            let promise = promise.take().expect("each is in one group");
+            let before = match (&finding, &promise) {
+                (Ok(finding), Promised::Part(_)) => Some(finding.clone()),
+                _ => None,
+            };
             let answer = finding.as_mut().map_err(|error| error.clone()).map(|finding| finding.decide(asked));
             // Charges that are entries are told one by one, up to the first that was refused.
             if let (Ok(found), Ok(reply)) = (&finding, &mut reply)
@@ -191,7 +265,10 @@ async fn decide(connection: Connection, names: Names, mut jobs: Vec<Job>) {
             {
                 finding = reply.next(asked);
             }
-            promise.take().expect("each is in one group").keep(answer);
+            match promise {
+                Promised::Decision(promise) => promise.keep(answer),
+                Promised::Part(promise) => promise.keep(answer.map(|decision| Part::new(before, decision))),
+            }
             place = groups.nexts.get(place).copied().unwrap_or(place);
         }
     }

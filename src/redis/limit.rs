@@ -23,6 +23,26 @@ pub(super) struct Asking {
     cost: u32,
 }
 
+#[cfg(feature = "cluster")]
+impl Asking {
+    pub(super) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    pub(super) fn subject(&self) -> &Key {
+        &self.subject
+    }
+
+    pub(super) fn cost(&self) -> u32 {
+        self.cost
+    }
+
+    /// Asks without charging.
+    pub(super) fn looking(&self) -> Self {
+        Self { cost: 0, ..self.clone() }
+    }
+}
+
 impl From<&Demand<'_>> for Asking {
     fn from(demand: &Demand<'_>) -> Self {
         Self { policy: demand.policy().clone(), subject: *demand.subject(), cost: demand.cost_u32() }
@@ -54,6 +74,8 @@ fn is_log(asking: &Asking) -> bool {
 pub(super) struct Names {
     pub(super) prefix: Arc<str>,
     pub(super) buckets: u16,
+    /// Whether the keys of each bucket are all that a call may name, as on a Cluster.
+    pub(super) apart: bool,
 }
 
 impl Names {
@@ -71,17 +93,26 @@ impl Names {
         name.extend_from_slice(subject.as_bytes());
     }
 
-    /// Writes the name of what exists while anybody may be blocked.
-    pub(super) fn flag(&self, name: &mut Vec<u8>) {
-        name.extend_from_slice(self.prefix.as_bytes());
-        name.extend_from_slice(FLAG);
+    /// Writes the name of what exists while anybody may be blocked, in this bucket if buckets are apart.
+    pub(super) fn flag(&self, subject: &Key, name: &mut Vec<u8>) {
+        if self.apart {
+            self.bucket(subject, name);
+            name.extend_from_slice(FLAG_OF_BUCKET);
+        } else {
+            name.extend_from_slice(self.prefix.as_bytes());
+            name.extend_from_slice(FLAG);
+        }
     }
 
     fn begin(&self, letter: u8, subject: &Key, name: &mut Vec<u8>) {
+        self.bucket(subject, name);
+        name.extend_from_slice(&[b'}', b':', letter, b':']);
+    }
+
+    fn bucket(&self, subject: &Key, name: &mut Vec<u8>) {
         name.extend_from_slice(self.prefix.as_bytes());
         name.extend_from_slice(STATE_VERSION_AND_BRACE);
         name.extend_from_slice(itoa::Buffer::new().format(subject.bucket(self.buckets)).as_bytes());
-        name.extend_from_slice(&[b'}', b':', letter, b':']);
     }
 }
 
@@ -106,7 +137,9 @@ impl Call {
         blocks: bool,
     ) -> Self {
         let mut call = Self::default();
-        call.key(|name| names.flag(name));
+        if let Some((asked, _)) = requests.clone().next() {
+            call.key(|name| names.flag(&asked[0].subject, name));
+        }
         let states: usize = requests.clone().map(|(asked, _)| asked.len()).sum();
         call.frame.push(now.unwrap_or(0)).push(states as u64);
         let mut rest = requests.clone();
@@ -128,18 +161,37 @@ impl Call {
         call
     }
 
+    /// Calls `decide.lua` for one demand with no other key than its state's, so that whoever has that can decide.
+    ///
+    /// The state stands in the place of the flag and of the blocks as well. It never has the form of blocks, so nobody
+    /// seems to be blocked: the caller has to have looked for that.
+    #[cfg(feature = "cluster")]
+    pub(super) fn decide_on_one_key(names: &Names, now: Option<Micros>, asking: &Asking) -> Self {
+        let mut call = Self::default();
+        call.frame.push(now.unwrap_or(0)).push(1).push(1).push(1).push(1).push(1);
+        call.frame.demand(&asking.policy, asking.cost);
+        for _ in 0..3 {
+            call.key(|name| names.state(&asking.policy, &asking.subject, name));
+        }
+        call
+    }
+
     /// Calls `block.lua`.
     pub(super) fn block(names: &Names, now: Option<Micros>, policy: &Policy, subject: &Key, long: Micros) -> Self {
         let mut call = Self::default();
         call.key(|name| names.blocks(subject, name));
-        call.key(|name| names.flag(name));
+        call.key(|name| names.flag(subject, name));
         let number = |number: u64| number.to_string().into_bytes();
         call.plain = vec![number(now.unwrap_or(0)), policy.name().as_bytes().to_vec(), number(long)];
         call
     }
 
     /// Calls `settle.lua`.
-    pub(super) fn settle(names: &Names, now: Option<Micros>, adjustments: &[Adjustment<'_>]) -> Self {
+    pub(super) fn settle<'a>(
+        names: &Names,
+        now: Option<Micros>,
+        adjustments: impl IntoIterator<Item = &'a Adjustment<'a>>,
+    ) -> Self {
         let mut call = Self::default();
         call.frame.push(now.unwrap_or(0));
         for adjustment in adjustments {
@@ -147,6 +199,17 @@ impl Call {
             call.frame.adjustment(adjustment);
         }
         call
+    }
+
+    /// Returns the key by which the server is found.
+    #[cfg(feature = "cluster")]
+    pub(super) fn first_key(&self) -> &[u8] {
+        &self.names[..self.ends.first().copied().unwrap_or_default()]
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_of_one_key(&self) -> bool {
+        self.keys().all(|key| key == self.first_key())
     }
 
     pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
@@ -239,6 +302,7 @@ fn unreadable() -> Error {
 }
 
 /// What a script found of all that one request asks about.
+#[derive(Clone, Debug)]
 pub(super) struct Finding {
     now: Micros,
     found: SmallVec<[Found; 1]>,
@@ -250,6 +314,29 @@ impl Finding {
     /// Returns true if a request that was made several times and admitted has a finding of its own each time.
     pub(super) fn is_followed_by_another(&self) -> bool {
         matches!(self.found.as_slice(), [Found::Log { .. }])
+    }
+
+    /// Returns true if it was found before a time.
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_before(&self, time: Micros) -> bool {
+        self.now < time
+    }
+
+    /// Says that its only demand, which was looked at, is blocked until a later time.
+    #[cfg(feature = "cluster")]
+    pub(super) fn block(&mut self, until: Micros) {
+        self.blocked = SmallVec::from_elem(until.saturating_sub(self.now), 1);
+    }
+
+    /// Tells how things stood before, for costs that were or were not charged.
+    #[cfg(feature = "cluster")]
+    pub(super) fn before(&self, asked: &[Asking]) -> Outcomes {
+        let each = self.found.iter().zip(&self.blocked).zip(asked);
+        each.map(|((found, long), Asking { policy, cost, .. })| {
+            let cost = if *long > 0 { 0 } else { *cost };
+            Outcome::before(policy, found.looked_at(policy, self.now, cost)).blocked_for(*long)
+        })
+        .collect()
     }
 
     /// Repeats the script's verdict; asked again, it goes on from there.
@@ -272,7 +359,24 @@ impl Finding {
     }
 }
 
+/// What was decided on a part of a request.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// As it was before.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "one server decides on all"))]
+    pub(super) finding: Finding,
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "one server decides on all"))]
+    pub(super) decision: Decision,
+}
+
+impl Part {
+    pub(super) fn new(finding: Option<Finding>, decision: Decision) -> Option<Self> {
+        Some(Self { finding: finding?, decision })
+    }
+}
+
 /// What a script found of one key, before anything was charged.
+#[derive(Clone, Debug)]
 enum Found {
     /// All that there is to the state: the pure arithmetic goes on from it.
     State(State),
@@ -318,6 +422,24 @@ impl Found {
                 Standing { remaining: limit.saturating_sub(used), next, full, wait }
             }
         }
+    }
+
+    /// Tells how it stood for a cost that the script may not have been told.
+    #[cfg(feature = "cluster")]
+    fn looked_at(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+        let mut standing = self.standing(policy, now, cost);
+        if let Self::Log { used, next, full, .. } = *self
+            && standing.wait != Standing::NEVER
+        {
+            let limit = policy.quota().limit_u32();
+            // How many units have to leave; the script told when the first does, and the last.
+            standing.wait = match used.saturating_add(cost).saturating_sub(limit) {
+                0 => 0,
+                1 => next,
+                _ => full,
+            };
+        }
+        standing
     }
 
     fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Outcome {
@@ -427,6 +549,7 @@ fn renewal_step(capacity: u64, units_per_micro: u64) -> u64 {
 const STATE_VERSION_AND_BRACE: &[u8] = b":1:{";
 
 const FLAG: &[u8] = b":1:blocks";
+const FLAG_OF_BUCKET: &[u8] = b"}:blocks";
 
 /// Says that a demand of the request is blocked.
 const BLOCKED: i64 = -1;

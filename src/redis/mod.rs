@@ -8,6 +8,8 @@ mod batch;
 mod connect;
 mod limit;
 mod script;
+#[cfg(feature = "cluster")]
+mod turn;
 
 #[cfg(feature = "tls")]
 pub use self::connect::Tls;
@@ -17,7 +19,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use self::{
     connect::Connections,
     limit::{Asked, Asking, Call, Names, Reply},
-    script::{DECIDE, SETTLE},
+    script::DECIDE,
 };
 use crate::{
     error::Error,
@@ -53,6 +55,7 @@ impl Redis {
     /// | `redis://[[user]:password@]host[:port][/database]` | one Redis or Valkey |
     /// | `unix:///path[?db=3][&user=...&pass=...]` | the same, by a Unix socket; also `redis+unix:` |
     /// | `rediss://` as above | by TLS, feature `tls` |
+    /// | `redis+cluster://[[user]:password@]host[:port],...` | the Cluster that these nodes belong to, feature `cluster`; `rediss+cluster:` by TLS |
     /// | `redis+sentinel://[[user]:password@]host[:port],.../master[/database]` | the master that these sentinels know, feature `sentinel`; `rediss+sentinel:` by TLS |
     ///
     /// `valkey` serves in the place of `redis`. What is not a letter or digit in a user or password is percent-encoded.
@@ -112,28 +115,17 @@ impl Redis {
         let mut finding = Reply::new(&reply)?.0.next(&asked)?;
         Ok((command, finding.decide(&asked)))
     }
-
-    /// Decides by a fixed time, apart from all others.
-    fn decide_alone(&self, asked: Asked) -> Answer {
-        let (connections, now) = (Arc::clone(&self.connections), self.now);
-        Answer::pending(async move {
-            let connection = connections.get().await?;
-            let reply = connection.decide(connections.names(), now, [(&asked, 1)].into_iter()).await?;
-            let mut finding = connection.read(&reply)?.next(&asked)?;
-            Ok(finding.decide(&asked))
-        })
-    }
 }
 
 fn default_names() -> Names {
-    Names { prefix: DEFAULT_PREFIX.into(), buckets: DEFAULT_BUCKETS }
+    Names { prefix: DEFAULT_PREFIX.into(), buckets: DEFAULT_BUCKETS, apart: false }
 }
 
 /// Returns the name of a key, for tests that look at the server.
 #[cfg(test)]
 pub(crate) fn key_for_tests(prefix: &str, policy: &Policy, subject: &Key) -> Vec<u8> {
     let mut name = Vec::new();
-    Names { prefix: prefix.into(), buckets: DEFAULT_BUCKETS }.state(policy, subject, &mut name);
+    Names { prefix: prefix.into(), ..default_names() }.state(policy, subject, &mut name);
     name
 }
 
@@ -143,30 +135,32 @@ impl Store for Redis {
             return Answer::ready(Ok(Decision::new([])));
         }
         let asked: Asked = demands.iter().map(Asking::from).collect();
-        if self.now.is_some() {
-            return self.decide_alone(asked);
+        match self.now {
+            None => self.connections.decide(asked),
+            Some(now) => self.connections.decide_at(now, asked),
         }
-        self.connections.decide(asked)
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-        let call = Call::settle(self.connections.names(), self.now, adjustments);
-        let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { connections.get().await?.call(&SETTLE, &call).await.map(drop) })
+        self.connections.settle(self.now, adjustments)
     }
 
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
         let mut key = Vec::new();
         self.connections.names().state(policy, subject, &mut key);
         let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { connections.get().await?.send(redis::cmd("DEL").arg(key)).await.map(drop) })
+        Answer::pending(async move { connections.send(&key, redis::cmd("DEL").arg(&key)).await.map(drop) })
     }
 
     fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
         let long = u64::try_from(long.as_micros()).unwrap_or(u64::MAX).min(LONGEST_BLOCK_MICROS);
         let call = Call::block(self.connections.names(), self.now, policy, subject, long);
-        let connections = Arc::clone(&self.connections);
-        Answer::pending(async move { connections.get().await?.block(&call).await })
+        let (connections, subject) = (Arc::clone(&self.connections), *subject);
+        Answer::pending(async move { connections.block(&subject, &call).await })
+    }
+
+    fn parts(&self, demands: &[Demand<'_>]) -> u64 {
+        self.connections.parts(demands)
     }
 
     fn is_shared(&self) -> bool {

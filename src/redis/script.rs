@@ -26,10 +26,15 @@ impl Script {
     pub(super) async fn call(&self, connection: &mut Handle, call: &Call) -> Result<Value, RedisError> {
         match self.command(call).query_async(connection).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                command("EVAL", self.text, call).query_async(connection).await
+                self.whole(call).query_async(connection).await
             }
             answer => answer,
         }
+    }
+
+    /// Calls the script by its text.
+    pub(super) fn whole(&self, call: &Call) -> Cmd {
+        command("EVAL", self.text, call)
     }
 
     /// Calls the script by its SHA.

@@ -1,19 +1,16 @@
 use std::{
     num::NonZeroU32,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    time::{self, Instant},
-};
+use tokio::{runtime::Handle, time};
 
-use super::breaker::{Breaker, Way};
+use super::parts::{Parts, Visitors};
 use crate::{
     error::Error,
     key::Key,
@@ -33,26 +30,15 @@ pub(crate) struct Failover<S> {
 /// What decides when the store does not.
 #[derive(Debug)]
 struct BadDay {
-    breaker: Breaker,
-    health: Health,
+    parts: Parts,
     replicas: NonZeroU32,
     /// Decides instead, and follows what the store answers until then. Made when first needed.
     memory: OnceLock<Memory>,
 }
 
-/// Whether the store is well, so that a change is logged once.
-///
-/// One failure makes it unwell; only a while without any makes it well again, so that a store that answers now and
-/// then fills no log.
-#[derive(Debug, Default)]
-struct Health {
-    failing: AtomicBool,
-    failed: Mutex<Option<Instant>>,
-}
-
 impl<S: Store> Failover<S> {
     pub(crate) fn new(store: S, deadline: Duration, replicas: NonZeroU32) -> Self {
-        let bad_day = BadDay { breaker: Breaker::new(), health: Health::default(), replicas, memory: OnceLock::new() };
+        let bad_day = BadDay { parts: Parts::new(), replicas, memory: OnceLock::new() };
         Self { store, deadline, bad_day: Arc::new(bad_day) }
     }
 }
@@ -60,20 +46,21 @@ impl<S: Store> Failover<S> {
 impl<S: Store> Store for Failover<S> {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
         let bad_day = &self.bad_day;
-        let Some(way) = bad_day.breaker.enter() else {
+        let Some(visitors) = bad_day.parts.enter(self.store.parts(demands)) else {
             let mut decision = Decision::empty();
             bad_day.decide(demands, &mut decision);
             return Answer::ready(Ok(decision));
         };
-        let visit = Visit { bad_day: Arc::clone(bad_day), way: Some(way) };
+        let visit = Visit { bad_day: Arc::clone(bad_day), visitors: Some(visitors) };
         let pending = match self.store.decide(demands).now() {
-            Ok(answered) => return Answer::ready(Ok(visit.judge(answered, demands))),
+            Ok(answered) => return Answer::ready(Ok(visit.judge(answered, demands, None))),
             Err(pending) => pending,
         };
         let (asked, deadline) = (Asked::new(demands), self.deadline);
+        let waiting = pending.waiting();
         Answer::pending(async move {
             let answered = within(deadline, pending).await;
-            Ok(asked.with(|demands| visit.judge(answered, demands)))
+            Ok(asked.with(|demands| visit.judge(answered, demands, waiting)))
         })
     }
 
@@ -81,7 +68,7 @@ impl<S: Store> Store for Failover<S> {
         if self.store.decide_now(demands, decision) {
             return true;
         }
-        let open = self.bad_day.breaker.is_open();
+        let open = self.bad_day.parts.are_open(self.store.parts(demands));
         if open {
             self.bad_day.decide(demands, decision);
         }
@@ -110,31 +97,40 @@ impl<S: Store> Store for Failover<S> {
     fn is_shared(&self) -> bool {
         self.store.is_shared()
     }
+
+    fn parts(&self, demands: &[Demand<'_>]) -> u64 {
+        self.store.parts(demands)
+    }
 }
 
 /// A request's way to the store and back. If it goes away meanwhile, it leaves room for the next.
 struct Visit {
     bad_day: Arc<BadDay>,
-    way: Option<Way>,
+    visitors: Option<Visitors>,
 }
 
 impl Visit {
     /// Takes note of what the store answered, and decides instead if that was nothing.
-    fn judge(mut self, answered: Result<Decision, Error>, demands: &[Demand<'_>]) -> Decision {
+    ///
+    /// `waiting` tells what it was waited for then, if the store knows.
+    fn judge(
+        mut self,
+        answered: Result<Decision, Error>,
+        demands: &[Demand<'_>],
+        waiting: Option<Arc<AtomicU64>>,
+    ) -> Decision {
         let bad_day = &self.bad_day;
-        let way = self.way.take().expect("a visit ends once");
+        let visitors = self.visitors.take().expect("a visit ends once");
         match answered {
             Ok(decision) => {
-                bad_day.breaker.succeeded();
-                if bad_day.health.answered() {
-                    bad_day.breaker.recovered();
-                }
+                bad_day.parts.succeeded(visitors);
                 bad_day.follow(demands, &decision);
                 decision
             }
             Err(error) => {
-                bad_day.breaker.failed(way, error.is_timeout());
-                bad_day.health.failed(&error);
+                let waited_for = waiting.map_or(0, |waiting| waiting.load(Ordering::Relaxed));
+                let guilty = if error.parts() == 0 { waited_for } else { error.parts() };
+                bad_day.parts.failed(visitors, guilty, &error);
                 let mut decision = Decision::empty();
                 bad_day.decide(demands, &mut decision);
                 decision
@@ -145,8 +141,8 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        if let Some(way) = self.way {
-            self.bad_day.breaker.abandoned(way);
+        if let Some(visitors) = self.visitors {
+            self.bad_day.parts.abandoned(visitors);
         }
     }
 }
@@ -227,34 +223,6 @@ impl Asked {
         act(&demands.collect::<SmallVec<[_; 2]>>())
     }
 }
-
-impl Health {
-    /// Takes note of an answer. Returns true if the store has become well by that.
-    fn answered(&self) -> bool {
-        if !self.failing.load(Ordering::Relaxed) {
-            return false;
-        }
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        let long_ago = failed.is_some_and(|failed| failed.elapsed() >= WELL_AFTER);
-        let well = long_ago && self.failing.swap(false, Ordering::Relaxed);
-        if well {
-            tracing::info!("the rate limit store answers again");
-        }
-        well
-    }
-
-    fn failed(&self, error: &Error) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.failing.swap(true, Ordering::Relaxed) {
-            let source = std::error::Error::source(error).map(tracing::field::display);
-            tracing::warn!(%error, source, "the rate limit store cannot answer; policies decide by their on_error");
-        }
-        *failed = Some(Instant::now());
-    }
-}
-
-/// How long a store must answer without a failure to be well again.
-const WELL_AFTER: Duration = Duration::from_secs(1);
 
 fn bounded(answer: Answer<()>, deadline: Duration) -> Answer<()> {
     match answer.now() {

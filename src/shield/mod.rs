@@ -4,6 +4,7 @@ mod allotment;
 mod breaker;
 mod deny_cache;
 mod failover;
+mod parts;
 mod print;
 
 pub(crate) use self::{allotment::Allotment, deny_cache::DenyCache, failover::Failover};

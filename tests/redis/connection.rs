@@ -337,7 +337,7 @@ fn a_wrong_address_says_what_to_write() {
         ("redis:/localhost", "scheme is missing"),
         ("http://localhost", "`http` is unknown"),
         ("reds://localhost", "`reds` is unknown"),
-        ("redis+cluster://a,b", "not supported yet"),
+        ("redis+clusters://a,b", "`redis+clusters` is unknown"),
         ("redis://", "cannot be read"),
         ("redis://localhost:port", "cannot be read"),
         ("redis://localhost:99999", "cannot be read"),
@@ -347,7 +347,6 @@ fn a_wrong_address_says_what_to_write() {
         ("redis://u:secret?secret@h:1", "cannot be read"),
         ("unix:///x.sock?pass=secret&db=abc", "cannot be read"),
         ("redis:/user:secret@localhost", "scheme is missing"),
-        ("redis+cluster://user:secret@localhost", "not supported yet"),
     ] {
         let error = Redis::open(url).expect_err(url);
         assert!(error.is_invalid(), "{error}");

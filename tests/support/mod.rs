@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // Each test uses its part of it.
 
 pub mod certificates;
+pub mod cluster;
 pub mod http;
 pub mod sentinels;
 pub mod server;

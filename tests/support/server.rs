@@ -71,9 +71,15 @@ impl Server {
         Some((Self { child, port, dir, args: Vec::new() }, FakeClock { file: path, port }))
     }
 
+    /// Returns a free port, so low that a node of a cluster has another one for itself 10,000 further up.
     pub fn free_port() -> u16 {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        listener.local_addr().expect("its address").port()
+        loop {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let port = listener.local_addr().expect("its address").port();
+            if port <= u16::MAX - 10_000 {
+                return port;
+            }
+        }
     }
 
     pub fn port(&self) -> u16 {

@@ -19,7 +19,11 @@ pub(in crate::redis) fn read(url: &str) -> Result<Route, Error> {
             needs_tls(url)?;
             sentinels(url, "rediss", rest)
         }
-        "redis+cluster" | "valkey+cluster" => Err(wrong(url, "Cluster is not supported yet; write redis://host:port")),
+        "redis+cluster" | "valkey+cluster" => cluster(url, "redis", rest),
+        "rediss+cluster" | "valkeys+cluster" => {
+            needs_tls(url)?;
+            cluster(url, "rediss", rest)
+        }
         _ => Err(wrong(url, &format!("the scheme `{scheme}` is unknown; write redis://host:port"))),
     }
 }
@@ -43,6 +47,16 @@ fn sentinels(url: &str, scheme: &str, rest: &str) -> Result<Route, Error> {
 #[cfg(not(feature = "sentinel"))]
 fn sentinels(url: &str, _: &str, _: &str) -> Result<Route, Error> {
     Err(wrong(url, "Sentinel needs the feature `sentinel` of tollgate; without it, write redis://host:port"))
+}
+
+#[cfg(feature = "cluster")]
+fn cluster(url: &str, scheme: &str, rest: &str) -> Result<Route, Error> {
+    super::cluster::Seeds::read(url, scheme, rest).map(Route::Cluster)
+}
+
+#[cfg(not(feature = "cluster"))]
+fn cluster(url: &str, _: &str, _: &str) -> Result<Route, Error> {
+    Err(wrong(url, "Cluster needs the feature `cluster` of tollgate; without it, write redis://host:port"))
 }
 
 /// Reads the address of one server.

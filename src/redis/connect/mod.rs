@@ -1,4 +1,6 @@
 mod address;
+#[cfg(feature = "cluster")]
+pub(super) mod cluster;
 #[cfg(feature = "redis-connection")]
 mod owned;
 mod route;
@@ -30,14 +32,17 @@ use self::route::Route;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
 pub(super) use self::{address::read, route::Handle};
+#[cfg(feature = "cluster")]
+use super::turn;
 use super::{
-    batch::{Batches, Queue},
+    batch::{Batches, Carrier, Queue, Undone},
     limit::{Asked, Call, Names, Reply, Request},
-    script::{BLOCK, DECIDE, Script},
+    script::{BLOCK, DECIDE, SETTLE, Script},
 };
 use crate::{
     error::Error,
-    limit::{Answer, Micros},
+    key::Key,
+    limit::{Adjustment, Answer, Demand, Micros},
 };
 
 /// One connection for each runtime that asks.
@@ -47,6 +52,9 @@ pub(super) struct Connections {
     route: Route,
     names: Names,
     lines: Mutex<Vec<Line>>,
+    /// Where all goes if there is not one server, but a cluster of them.
+    #[cfg(feature = "cluster")]
+    cluster: Option<cluster::Cluster>,
 }
 
 /// One runtime's connection, and the decisions that wait for it.
@@ -82,7 +90,19 @@ struct Known {
 
 impl Connections {
     pub(super) fn new(route: Route, names: Names) -> Self {
-        Self { route, names, lines: Mutex::default() }
+        #[cfg(feature = "cluster")]
+        if let Route::Cluster(seeds) = &route {
+            let names = Names { apart: true, ..names };
+            let cluster = Some(cluster::Cluster::new(seeds.clone(), names.clone()));
+            return Self { route, names, lines: Mutex::default(), cluster };
+        }
+        Self {
+            route,
+            names,
+            lines: Mutex::default(),
+            #[cfg(feature = "cluster")]
+            cluster: None,
+        }
     }
 
     /// Returns the same with other names of keys.
@@ -94,16 +114,99 @@ impl Connections {
         &self.names
     }
 
-    /// Puts a request in line for this runtime's connection; fails at once while that is down.
+    /// Puts a request in line; fails at once while its server is down.
     pub(super) fn decide(&self, asked: Asked) -> Answer {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return turn::decide(cluster, None, asked);
+        }
         match self.with_line(|line| line.queue.push(asked)) {
             Ok(answer) => answer,
             Err(error) => Answer::ready(Err(error)),
         }
     }
 
+    /// Decides by a fixed time, apart from all others.
+    pub(super) fn decide_at(self: &Arc<Self>, now: Micros, asked: Asked) -> Answer {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return turn::decide(cluster, Some(now), asked);
+        }
+        let this = Arc::clone(self);
+        Answer::pending(async move {
+            let connection = this.get().await?;
+            let reply = connection.decide_at(&this.names, Some(now), [(&asked, 1)].into_iter()).await?;
+            let mut finding = connection.read(&reply)?.next(&asked)?;
+            Ok(finding.decide(&asked))
+        })
+    }
+
+    /// Changes charges, wherever they are kept.
+    pub(super) fn settle(self: &Arc<Self>, now: Option<Micros>, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return turn::settle(cluster, now, adjustments);
+        }
+        let call = Call::settle(&self.names, now, adjustments);
+        let this = Arc::clone(self);
+        Answer::pending(async move { this.call(&SETTLE, &call).await.map(drop) })
+    }
+
+    /// Calls `block.lua` for a subject; from now on calls tell what blocks their subjects.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all subjects"))]
+    pub(super) async fn block(&self, subject: &Key, call: &Call) -> Result<(), Error> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.block(subject, call).await;
+        }
+        let connection = self.get().await?;
+        connection.known.blocks.store(true, Ordering::Relaxed);
+        connection.call(&BLOCK, call).await.map(drop)
+    }
+
+    /// Calls a script, once. Its keys have to lie in one slot.
+    pub(super) async fn call(&self, script: &Script, call: &Call) -> Result<Value, Error> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.call(script, call).await;
+        }
+        self.get().await?.call(script, call).await
+    }
+
+    /// Sends a command that is about one key, once.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all keys"))]
+    pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> Result<Value, Error> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.send(key, command).await;
+        }
+        self.get().await?.send(command).await
+    }
+
+    /// Returns which servers have to answer.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all keys"))]
+    pub(super) fn parts(&self, demands: &[Demand<'_>]) -> u64 {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.parts(demands.iter().map(Demand::subject));
+        }
+        1
+    }
+
+    /// Returns this runtime's connection if it is there.
+    #[cfg(feature = "cluster")]
+    fn up(&self) -> Option<Connection> {
+        let id = runtime::Handle::try_current().ok()?.id();
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lines.iter().find(|line| line.runtime == id && line.is_kept_up())?.state.borrow();
+        match &*state {
+            State::Up(connection) => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
     /// Waits for this runtime's connection; fails at once while it is down and a pause has not passed.
-    pub(super) async fn get(&self) -> Result<Connection, Error> {
+    async fn get(&self) -> Result<Connection, Error> {
         let mut state = self.with_line(|line| line.state.clone())?;
         let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
         match settled.as_deref() {
@@ -116,7 +219,7 @@ impl Connections {
     /// Does something with this runtime's line, which is made if there is none.
     fn with_line<T>(&self, act: impl FnOnce(&Line) -> T) -> Result<T, Error> {
         let Ok(runtime) = runtime::Handle::try_current() else {
-            return Err(Error::store("redis needs a tokio runtime, and this is none"));
+            return Err(no_runtime());
         };
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let id = runtime.id();
@@ -142,7 +245,7 @@ impl Line {
 
 impl Connection {
     /// Calls `decide.lua`; once more, with what blocks the subjects, if it did nothing for want of that.
-    pub(super) async fn decide(
+    async fn decide_at(
         &self,
         names: &Names,
         now: Option<Micros>,
@@ -156,57 +259,95 @@ impl Connection {
         self.call(&DECIDE, &Call::decide(names, now, requests, true)).await
     }
 
-    /// Calls `block.lua`; from now on calls tell what blocks their subjects.
-    pub(super) async fn block(&self, call: &Call) -> Result<(), Error> {
-        self.known.blocks.store(true, Ordering::Relaxed);
-        self.call(&BLOCK, call).await.map(drop)
-    }
-
-    /// Begins to read what `decide.lua` answered.
-    pub(super) fn read<'a>(&self, reply: &'a Value) -> Result<Reply<'a>, Error> {
-        let (reply, blocks) = Reply::new(reply)?;
-        self.known.blocks.store(blocks, Ordering::Relaxed);
-        Ok(reply)
-    }
-
     /// Calls a script. A connection on which nothing comes back for [`CALL_TIMEOUT`] is given up.
-    pub(super) async fn call(&self, script: &Script, call: &Call) -> Result<Value, Error> {
+    async fn call(&self, script: &Script, call: &Call) -> Result<Value, Error> {
         let mut handle = self.handle.clone();
-        self.watched(script.call(&mut handle, call)).await
+        self.tried(script.call(&mut handle, call)).await.map_err(Error::from)
     }
 
-    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, Error> {
+    async fn send(&self, command: &Cmd) -> Result<Value, Error> {
         let mut handle = self.handle.clone();
-        self.watched(command.query_async(&mut handle)).await
+        self.tried(command.query_async(&mut handle)).await.map_err(Error::from)
     }
 
-    async fn watched(&self, answer: impl Future<Output = Result<Value, RedisError>>) -> Result<Value, Error> {
+    /// Waits for an answer, and has the connection made anew if it is of no more use.
+    async fn tried(&self, answer: impl Future<Output = Result<Value, RedisError>>) -> Result<Value, Failure> {
         match time::timeout(CALL_TIMEOUT, answer).await {
             Ok(Ok(value)) => {
                 self.known.answered.store(true, Ordering::Relaxed);
                 Ok(value)
             }
-            Ok(Err(error)) => Err(self.failed(error)),
+            Ok(Err(error)) => {
+                // A server that no longer takes writes is not the one to be connected to.
+                let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
+                if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
+                    self.known.broken.notify_one();
+                }
+                Err(Failure::Error(error))
+            }
             Err(_) => {
                 self.known.broken.notify_one();
-                Err(Error::deadline(CALL_TIMEOUT))
+                Err(Failure::Silence)
             }
         }
     }
+}
 
-    /// Turns a failure into our error, and has the connection made anew if it is of no more use.
-    fn failed(&self, error: RedisError) -> Error {
-        // A server that no longer takes writes is not the one to be connected to.
-        let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
-        if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
-            self.known.broken.notify_one();
-        }
-        let what = match error.code() {
-            Some(code) => format!("redis answered {code}: {}", error.detail().unwrap_or_default()),
-            None => "redis did not answer".to_owned(),
-        };
-        Error::store(what).with_source(error)
+impl Carrier for Connection {
+    async fn decide<'r>(
+        &self,
+        names: &Names,
+        requests: impl Iterator<Item = Request<'r>> + Clone + Send,
+        _: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Value, Undone> {
+        self.decide_at(names, None, requests).await.map_err(Undone::Failed)
     }
+
+    fn read<'v>(&self, reply: &'v Value) -> Result<Reply<'v>, Error> {
+        let (reply, blocks) = Reply::new(reply)?;
+        self.known.blocks.store(blocks, Ordering::Relaxed);
+        Ok(reply)
+    }
+}
+
+/// Why there was no answer that serves.
+enum Failure {
+    Error(RedisError),
+    /// Nothing came for [`CALL_TIMEOUT`].
+    Silence,
+}
+
+#[cfg(feature = "cluster")]
+impl Failure {
+    /// Returns true if what was asked for may have been done.
+    fn is_ambiguous(&self) -> bool {
+        match self {
+            Self::Error(error) => error.is_unrecoverable_error() || error.is_io_error(),
+            Self::Silence => true,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let error = match failure {
+            Failure::Error(error) => error,
+            Failure::Silence => return Self::deadline(CALL_TIMEOUT),
+        };
+        let elsewhere = [ServerErrorKind::Moved, ServerErrorKind::CrossSlot].map(ErrorKind::Server);
+        let what = match (error.code(), error.detail().unwrap_or_default()) {
+            (Some(code), detail) if elsewhere.contains(&error.kind()) => {
+                format!("redis answered {code}: {detail}; it is a Cluster, whose address begins with redis+cluster://")
+            }
+            (Some(code), detail) => format!("redis answered {code}: {detail}"),
+            (None, _) => "redis did not answer".to_owned(),
+        };
+        Self::store(what).with_source(error)
+    }
+}
+
+fn no_runtime() -> Error {
+    Error::store("redis needs a tokio runtime, and this is none")
 }
 
 /// What waiters are told whose connection went away under them.
@@ -264,7 +405,7 @@ impl End {
 }
 
 /// Works until the connection is broken, or nobody can ask any more.
-async fn work(state: &watch::Sender<State>, broken: &Notify, batches: Batches<'_>) -> End {
+async fn work(state: &watch::Sender<State>, broken: &Notify, batches: Batches<'_, Connection>) -> End {
     let (mut gone, mut broken, mut batches) = (pin!(state.closed()), pin!(broken.notified()), pin!(batches));
     poll_fn(|cx| {
         if gone.as_mut().poll(cx).is_ready() {

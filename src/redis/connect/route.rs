@@ -15,6 +15,8 @@ pub(in crate::redis) enum Route {
     Server(ConnectionInfo),
     #[cfg(feature = "sentinel")]
     Sentinels(super::sentinel::Sentinels),
+    #[cfg(feature = "cluster")]
+    Cluster(super::cluster::Seeds),
     #[cfg(feature = "redis-connection")]
     Owned(super::owned::Owned),
 }
@@ -37,6 +39,8 @@ impl Route {
             },
             #[cfg(feature = "sentinel")]
             Self::Sentinels(sentinels) => sentinels.master(known).await.map(Handle::Ours),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => Err(Error::store("a redis cluster is no one server")),
             #[cfg(feature = "redis-connection")]
             Self::Owned(owned) => Ok(Handle::Owned(owned.clone())),
         }

@@ -96,7 +96,7 @@ impl fmt::Debug for Tls {
 }
 
 impl Redis {
-    /// Sets whom to trust, and what to show, on connections to `rediss://` and `rediss+sentinel://`.
+    /// Sets whom to trust, and what to show, on connections to `rediss://`, `rediss+sentinel://` and `rediss+cluster://`.
     ///
     /// # Errors
     ///
@@ -108,6 +108,8 @@ impl Redis {
             Route::Server(info) => Route::Server(tls.applied(&info)?),
             #[cfg(feature = "sentinel")]
             Route::Sentinels(sentinels) => Route::Sentinels(sentinels.each_server(|info| tls.applied(info))?),
+            #[cfg(feature = "cluster")]
+            Route::Cluster(seeds) => Route::Cluster(seeds.each_server(|info| tls.applied(info))?),
             #[cfg(feature = "redis-connection")]
             Route::Owned(_) => return Err(Error::invalid("tls: the connection is not made here")),
         };
