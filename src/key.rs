@@ -255,7 +255,11 @@ impl Secrets {
         Self { keyed: Some(Hmac::new_from_slice(key).expect("HMAC takes keys of any length")), leave: true }
     }
 
-    fn hash(&self, secret: &[u8]) -> [u8; 32] {
+    pub(crate) fn is_keyed(&self) -> bool {
+        self.keyed.is_some()
+    }
+
+    pub(crate) fn hash(&self, secret: &[u8]) -> [u8; 32] {
         if let Some(keyed) = &self.keyed {
             return keyed.clone().chain_update(secret).finalize().into_bytes().into();
         }

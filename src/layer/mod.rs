@@ -45,7 +45,7 @@ mod warn;
 pub use self::{
     body::{RefusalBody, ResponseBody},
     client_ip::{ClientIp, PeerAddr, client_ip},
-    headers::{Dialect, write_fields},
+    headers::{Dialect, EXPOSED_HEADERS, write_fields},
     key::{
         Extension, Global, GrpcMethod, GrpcService, Header, KeyExtractor, KeyFn, Method, NoKey, Path, extension,
         global, grpc_method, grpc_service, header, key_fn, method, path,

@@ -7,6 +7,7 @@ mod axum_server;
 mod budget;
 mod client_ip;
 mod contract;
+mod dialects;
 mod keys;
 mod refusals;
 mod tonic_server;

@@ -167,10 +167,14 @@ fn trusted(networks: &[String]) -> Result<Vec<Network>, Error> {
 impl KeyExtractor for ClientIp {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
         let peer = peer(request).map(|peer| peer.to_canonical());
-        if matches!(self.source, Source::Peer) {
-            look_for_proxies(request);
-        }
-        match self.source.client(request, peer).ok_or(NoKey::PeerUnknown)? {
+        let client = match &self.source {
+            Source::Peer => {
+                look_for_proxies(request);
+                peer
+            }
+            source => source.client(request, peer),
+        };
+        match client.ok_or(NoKey::PeerUnknown)? {
             IpAddr::V4(address) if self.ipv4_prefix >= 32 => dotted(address, |text| key.plain(text)),
             IpAddr::V4(address) => {
                 let kept = u32::MAX.checked_shl(32 - u32::from(self.ipv4_prefix)).unwrap_or(0);

@@ -10,10 +10,14 @@ use http::{Request, Response, header};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::layer::{Shared, takes_fields};
+use super::layer::Shared;
 use crate::{
     key::Key,
-    layer::{RefusalBody, ResponseBody, headers::Fields, warn},
+    layer::{
+        RefusalBody, ResponseBody,
+        headers::{Fields, PartitionKey},
+        warn,
+    },
     limit::{Charge, Decision, Demand, Policy},
     limiter::Ask,
 };
@@ -44,14 +48,31 @@ pin_project! {
 /// A request that waits for its decision. Boxed, since it is large and most need not wait, or wait for long.
 pub(super) struct Waiting<S, B> {
     pub(super) ask: Ask,
-    pub(super) exposed: Option<Vec<Kept>>,
+    pub(super) noted: Noted,
     pub(super) inner: S,
     pub(super) request: Request<B>,
     pub(super) shared: Arc<Shared>,
 }
 
+/// What is kept of a request's demands, for those who want to know more than where it stands.
+#[derive(Default)]
+pub(super) struct Noted {
+    exposed: Option<Vec<Kept>>,
+    partitions: Option<Vec<PartitionKey>>,
+}
+
 /// A demand of a request, kept to make a charge of it.
 type Kept = (Policy, Key, u64);
+
+impl Noted {
+    pub(super) fn of(demands: &[Demand<'_>], shared: &Shared) -> Self {
+        let keep = |demand: &Demand<'_>| (demand.policy().clone(), *demand.subject(), demand.units());
+        Self {
+            exposed: shared.expose.then(|| demands.iter().map(keep).collect()),
+            partitions: shared.partitions(demands),
+        }
+    }
+}
 
 impl<S, B> ResponseFuture<S, B>
 where
@@ -64,20 +85,22 @@ where
     /// Goes on with a decision: calls the inner service, or refuses.
     pub(super) fn decided(
         decision: &Decision,
-        exposed: Option<&[Kept]>,
+        noted: &Noted,
         inner: &mut S,
         mut request: Request<B>,
         shared: &Shared,
     ) -> Self {
+        let partitions = noted.partitions.as_deref();
         if !decision.is_allowed() {
             let (parts, _) = request.into_parts();
-            return Self::refused(shared.refuse(decision, &parts));
+            return Self::refused(shared.refuse(decision, partitions, &parts));
         }
-        if let Some(kept) = exposed {
+        let exposed = noted.exposed.as_deref().map(|kept| {
             expose(shared, kept, decision, &mut request);
-        }
-        let exposed = exposed.map(|_| Box::new(decision.clone()));
-        Self { state: State::Calling { fields: shared.fields(decision), future: inner.call(request), exposed } }
+            Box::new(decision.clone())
+        });
+        let fields = shared.fields(decision, partitions);
+        Self { state: State::Calling { fields, future: inner.call(request), exposed } }
     }
 
     pub(super) fn unlimited(future: S::Future) -> Self {
@@ -91,10 +114,6 @@ where
 
     pub(super) fn refused(response: Response<RefusalBody>) -> Self {
         Self { state: State::Refused { response: Some(response) } }
-    }
-
-    pub(super) fn keep(demands: &[Demand<'_>]) -> Vec<Kept> {
-        demands.iter().map(|demand| (demand.policy().clone(), *demand.subject(), demand.units())).collect()
     }
 }
 
@@ -111,16 +130,14 @@ where
                 StateProj::Deciding { waiting } => {
                     let asked = &mut waiting.as_mut().expect("a decision comes once").ask;
                     let decision = ready!(Pin::new(asked).poll(cx));
-                    let Waiting { exposed, mut inner, request, shared, .. } =
+                    let Waiting { noted, mut inner, request, shared, .. } =
                         *waiting.take().expect("a decision comes once");
-                    Self::decided(&decision, exposed.as_deref(), &mut inner, request, &shared).state
+                    Self::decided(&decision, &noted, &mut inner, request, &shared).state
                 }
                 StateProj::Calling { future, fields, exposed } => {
                     let mut response = ready!(future.poll(cx))?;
-                    if let Some(fields) = fields.take()
-                        && takes_fields(response.status())
-                    {
-                        fields.write(response.headers_mut());
+                    if let Some(fields) = fields.take() {
+                        fields.write_to(&mut response);
                     }
                     if let Some(decision) = exposed.take() {
                         let extensions = response.extensions_mut();

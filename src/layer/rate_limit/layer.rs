@@ -5,7 +5,7 @@ use std::{
 
 use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, Response, header, request::Parts};
 use smallvec::SmallVec;
 use tower_layer::Layer;
 
@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     layer::{
         RefusalBody,
-        headers::{Dialect, Fields, policy_value},
+        headers::{Dialect, Dialects, Fields, PartitionKey, policies_value},
         key::NoKey,
         refuse,
     },
@@ -49,11 +49,13 @@ pub(super) struct Live {
 pub(super) struct Shared {
     pub(super) limiter: Limiter,
     rules: Vec<BuiltRule>,
-    dialect: Dialect,
+    dialects: Dialects,
     /// `RateLimit-Policy` for when all rules apply.
     policies: Option<HeaderValue>,
     pub(super) expose: bool,
     preflights: bool,
+    partitions: bool,
+    skip_cacheable: bool,
     refusal: Option<Refusal>,
 }
 
@@ -77,10 +79,12 @@ impl RateLimitLayer {
         let shared = Shared {
             limiter,
             rules: Vec::new(),
-            dialect: Dialect::default(),
+            dialects: Dialects::one(Dialect::Draft11),
             policies: None,
             expose: false,
             preflights: false,
+            partitions: false,
+            skip_cacheable: false,
             refusal: None,
         };
         Self { live: Arc::new(Live::new(shared, Vec::new())) }
@@ -117,7 +121,72 @@ impl RateLimitLayer {
 
     /// Sets which fields tell clients where they stand; the default is [`Dialect::Draft11`].
     pub fn dialect(self, dialect: Dialect) -> Self {
-        self.with(|shared| shared.dialect = dialect)
+        self.with(|shared| {
+            shared.dialects = Dialects::one(dialect);
+            shared.tell_policies();
+        })
+    }
+
+    /// Tells clients in several dialects at once.
+    ///
+    /// `X-RateLimit` goes with all others, and draft 6 with draft 7.
+    ///
+    /// # Panics
+    ///
+    /// If they cannot be combined: [`try_dialects`](Self::try_dialects) tells the same as an error.
+    pub fn dialects(self, dialects: impl IntoIterator<Item = Dialect>) -> Self {
+        match self.try_dialects(dialects) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Tells clients in several dialects at once.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or two of them have a field in common with another meaning.
+    pub fn try_dialects(self, dialects: impl IntoIterator<Item = Dialect>) -> Result<Self, Error> {
+        let dialects = Dialects::of(dialects)?;
+        Ok(self.with(|shared| {
+            shared.dialects = dialects;
+            shared.tell_policies();
+        }))
+    }
+
+    /// Tells by the parameter `pk` of draft 11 whose budget each item is of: twelve bytes of a hash of policy and key,
+    /// keyed by [`Limiter::key_secret`].
+    ///
+    /// A client that has several keys (behind one address and another, say) can tell its budgets apart by it. It costs a
+    /// hash for each rule and request.
+    ///
+    /// # Panics
+    ///
+    /// If the limiter has no key secret: [`try_partition_keys`](Self::try_partition_keys) tells the same as an error.
+    pub fn partition_keys(self) -> Self {
+        match self.try_partition_keys() {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Tells whose budget each item is of, as [`partition_keys`](Self::partition_keys) does.
+    ///
+    /// # Errors
+    ///
+    /// If the limiter has no key secret: anybody could find out by trying what an unkeyed hash was made of.
+    pub fn try_partition_keys(self) -> Result<Self, Error> {
+        if !self.live.limiter.secrets().is_keyed() {
+            return Err(Error::invalid("partition keys need a secret: give the limiter one by `Limiter::key_secret`"));
+        }
+        Ok(self.with(|shared| shared.partitions = true))
+    }
+
+    /// Adds no fields to responses that shared caches may keep: those whose `Cache-Control` has `public` or `s-maxage`.
+    ///
+    /// What one client has left would be told to all who are answered from the cache.
+    pub fn skip_cacheable(self) -> Self {
+        self.with(|shared| shared.skip_cacheable = true)
     }
 
     /// Puts the [`Decision`] and its [`Charge`](crate::limit::Charge) into the request's extensions, and the
@@ -179,7 +248,7 @@ impl Live {
 
 impl Shared {
     fn tell_policies(&mut self) {
-        self.policies = Some(policy_value(self.rules.iter().map(|rule| &rule.policy)));
+        self.policies = policies_value(self.rules.iter().map(|rule| &rule.policy), self.dialects);
     }
 
     /// Makes the demands of all rules that match; none, if there are none.
@@ -199,15 +268,18 @@ impl Shared {
         Ok(())
     }
 
-    pub(super) fn refuse(&self, decision: &Decision, request: &Parts) -> Response<RefusalBody> {
+    pub(super) fn refuse(
+        &self,
+        decision: &Decision,
+        partitions: Option<&[PartitionKey]>,
+        request: &Parts,
+    ) -> Response<RefusalBody> {
         let mut response = match &self.refusal {
             Some(refusal) => (refusal.0)(decision, request).map(RefusalBody::from),
             None => refuse::refuse(decision, request).expect("the decision was a refusal"),
         };
-        if let Some(fields) = self.fields(decision)
-            && takes_fields(response.status())
-        {
-            fields.write(response.headers_mut());
+        if let Some(fields) = self.fields(decision, partitions) {
+            fields.write_to(&mut response);
         }
         if self.expose {
             response.extensions_mut().insert(decision.clone());
@@ -215,22 +287,20 @@ impl Shared {
         response
     }
 
+    /// Tells apart for whom the demands are, if clients are to be told that.
+    pub(super) fn partitions(&self, demands: &[Demand<'_>]) -> Option<Vec<PartitionKey>> {
+        let of = |demand| PartitionKey::of(demand, self.limiter.secrets());
+        self.partitions.then(|| demands.iter().map(of).collect())
+    }
+
     /// Writes the fields of a decision, if clients are to have them.
-    pub(super) fn fields(&self, decision: &Decision) -> Option<Fields> {
-        if self.dialect == Dialect::None {
-            return None;
-        }
+    pub(super) fn fields(&self, decision: &Decision, partitions: Option<&[PartitionKey]>) -> Option<Fields> {
         let outcomes = decision.outcomes();
         // In the order of the rules, so as many as there are rules are all of them.
         let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len());
-        Fields::of(outcomes, policies)
+        let fields = Fields::of(outcomes, self.dialects, policies, partitions)?;
+        Some(if self.skip_cacheable { fields.unless_cacheable() } else { fields })
     }
-}
-
-/// Returns true if a response has room for the fields: no redirect, since a client may wait for its time before it
-/// follows, no 304, which would put old numbers into a cache (RFC 9111, section 3.2), and no switch of protocols.
-pub(super) fn takes_fields(status: StatusCode) -> bool {
-    !status.is_redirection() && !status.is_informational()
 }
 
 /// What one request asks of the rules that match it.

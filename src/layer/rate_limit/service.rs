@@ -9,7 +9,7 @@ use tower_service::Service;
 
 use super::{
     ResponseFuture,
-    future::Waiting,
+    future::{Noted, Waiting},
     layer::{Demands, Live, is_preflight},
 };
 use crate::{
@@ -70,17 +70,16 @@ where
             Ok(()) => {
                 let mut decision = Decision::empty();
                 let ask = shared.limiter.ask(&demands, &mut decision);
-                let exposed = shared.expose.then(|| ResponseFuture::<S, B>::keep(&demands));
+                let noted = Noted::of(&demands, &shared);
                 let request = Request::from_parts(parts, body);
                 let Some(ask) = ask else {
-                    let exposed = exposed.as_deref();
-                    return ResponseFuture::decided(&decision, exposed, &mut self.inner, request, &shared);
+                    return ResponseFuture::decided(&decision, &noted, &mut self.inner, request, &shared);
                 };
                 // The clone may not be ready; the service we polled is. Keep the clone, send that one.
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
                 let shared = Arc::clone(&shared);
-                ResponseFuture::waiting(Waiting { ask, exposed, inner, request, shared })
+                ResponseFuture::waiting(Waiting { ask, noted, inner, request, shared })
             }
             Err(no_key) => {
                 if no_key == NoKey::PeerUnknown {
