@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use tollgate::{Demand, Policy, Quota, Redis, Tls, limit::Store};
 
 use super::patient;
-use crate::support::{certificates, server::Server};
+use crate::support::{certificates, sentinels::Sentinel, server::Server};
 
 static POLICY: Policy = Policy::token_bucket("calls", Quota::per_hour(5));
 
@@ -74,6 +74,48 @@ async fn a_server_that_wants_a_certificate_is_shown_ours() {
     assert!(failure(&nobody).await.contains("cannot connect"));
     let stranger = redis.tls(&tls().client_pem(read("stranger.pem"), read("stranger.key"))).expect("certificates");
     assert!(failure(&stranger).await.contains("cannot connect"));
+}
+
+#[tokio::test]
+async fn sentinels_and_their_master_are_spoken_to_by_tls_alone() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (server, port) = start(dir.path(), &["--tls-auth-clients", "no", "--tls-replication", "yes"]);
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let lines = format!(
+        "tls-cert-file {}\ntls-key-file {}\ntls-ca-cert-file {}\ntls-auth-clients no\ntls-replication yes",
+        file("server.pem"),
+        file("server.key"),
+        file("ca.pem")
+    );
+    let sentinel = Sentinel::start(port.parse().expect("a port"), 1, &lines);
+    let ca = fs::read(dir.path().join("ca.pem")).expect("readable");
+    let open = |scheme| Redis::open(&format!("{scheme}+sentinel://127.0.0.1:{}/main", sentinel.port()));
+    let redis = open("rediss").expect("an address").tls(&Tls::new().ca_pem(ca.clone())).expect("certificates");
+    let demands = [Demand::new(&POLICY, "user:42")];
+    let mut tries = 0;
+    while let Err(error) = redis.decide(&demands).await {
+        tries += 1;
+        assert!(tries < 200, "{error:?}");
+        // Real time, since a real sentinel starts.
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(crate::support::calls(&mut server.admin(), "evalsha"), 1);
+    // The system trusts no authority of ours, and in the clear nobody answers.
+    assert!(failure(&open("rediss").expect("an address")).await.contains("certificate"));
+    failure(&open("redis").expect("an address")).await;
+    let error = open("redis").expect("an address").tls(&Tls::new().ca_pem(ca)).expect_err("in the clear");
+    assert!(error.to_string().contains("in the clear"), "{error}");
+}
+
+#[tokio::test]
+async fn which_cryptography_a_process_uses_elsewhere_is_left_to_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (_server, port) = start(dir.path(), &["--tls-auth-clients", "no"]);
+    let redis = Redis::open(&format!("rediss://127.0.0.1:{port}")).expect("an address");
+    let ca = fs::read(dir.path().join("ca.pem")).expect("readable");
+    let redis = redis.tls(&Tls::new().ca_pem(ca)).expect("certificates");
+    assert!(!patient(redis).check(&POLICY, "user:42").await.is_degraded());
+    assert!(rustls::crypto::CryptoProvider::get_default().is_none());
 }
 
 #[test]

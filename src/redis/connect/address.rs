@@ -1,6 +1,4 @@
-use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings};
-
-use super::route::Route;
+use super::{route::Route, server::Server};
 use crate::error::Error;
 
 /// Reads an address; does no I/O.
@@ -32,7 +30,7 @@ fn needs_tls(url: &str) -> Result<(), Error> {
     if !cfg!(feature = "tls") {
         return Err(wrong(url, "TLS needs the feature `tls` of tollgate; without it, only redis://host:port works"));
     }
-    // The client knows a fragment that turns the checks off.
+    // Other clients know a fragment that turns the checks off.
     if url.contains('#') {
         return Err(wrong(url, "ends in a fragment; write rediss://host:port, the certificate is always checked"));
     }
@@ -60,15 +58,10 @@ fn cluster(url: &str, _: &str, _: &str) -> Result<Route, Error> {
 }
 
 /// Reads the address of one server.
-fn server(url: &str) -> Result<ConnectionInfo, Error> {
-    parse(url).map_err(|error| {
+fn server(url: &str) -> Result<Server, Error> {
+    Server::read(url).map_err(|error| {
         wrong(url, "cannot be read; write redis://[[user]:password@]host[:port][/database]").with_source(error)
     })
-}
-
-pub(super) fn parse(url: &str) -> Result<ConnectionInfo, redis::RedisError> {
-    // Small writes must not wait for the acknowledgement of the ones before them.
-    Ok(url.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
 }
 
 pub(super) fn wrong(url: &str, what: &str) -> Error {

@@ -6,6 +6,7 @@ mod owned;
 mod route;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod server;
 #[cfg(feature = "tls")]
 mod tls;
 

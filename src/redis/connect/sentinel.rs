@@ -6,24 +6,23 @@ use std::{
     time::Duration,
 };
 
-use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisError, aio::MultiplexedConnection,
-};
+use redis::RedisError;
 use tokio::time;
 
 use super::{
     Known,
-    address::{parse, wrong},
-    route::{CONNECT_TIMEOUT, client, connect},
+    address::wrong,
+    route::Handle,
+    server::{CONNECT_TIMEOUT, Server},
 };
 use crate::error::Error;
 
 /// Sentinels that know who is the master.
 #[derive(Clone)]
 pub(in crate::redis) struct Sentinels {
-    sentinels: Vec<ConnectionInfo>,
+    sentinels: Vec<Server>,
     /// What any server of theirs is spoken to with: user, password, database, certificates.
-    server: ConnectionInfo,
+    server: Server,
     master: String,
     /// The one that answered last, which is asked first: a dead one costs time.
     first: Arc<AtomicUsize>,
@@ -57,7 +56,7 @@ impl Sentinels {
         let own = if user.is_empty() && password.is_empty() { String::new() } else { format!("{user}:{password}@") };
         // An address of the usual form: one reader decodes all.
         let read = |user_info: &str, host: &str, database: &str| {
-            parse(&format!("{scheme}://{user_info}{host}/{database}"))
+            Server::read(&format!("{scheme}://{user_info}{host}/{database}"))
                 .map_err(|error| cannot("cannot be read").with_source(error))
         };
         let with_port = |host: &str| {
@@ -72,17 +71,14 @@ impl Sentinels {
 
     /// Returns the same with the addresses changed.
     #[cfg(feature = "tls")]
-    pub(super) fn each_server(
-        mut self,
-        change: impl Fn(&ConnectionInfo) -> Result<ConnectionInfo, Error>,
-    ) -> Result<Self, Error> {
+    pub(super) fn each_server(mut self, change: impl Fn(&Server) -> Result<Server, Error>) -> Result<Self, Error> {
         self.server = change(&self.server)?;
         self.sentinels = self.sentinels.iter().map(change).collect::<Result<_, _>>()?;
         Ok(self)
     }
 
     /// Connects to the master, as the first sentinel knows it whose word proves true.
-    pub(super) async fn master(&self, known: &Arc<Known>) -> Result<MultiplexedConnection, Error> {
+    pub(super) async fn master(&self, known: &Arc<Known>) -> Result<Handle, Error> {
         let first = self.first.load(Ordering::Relaxed);
         let mut why = Vec::new();
         for at in (0..self.sentinels.len()).map(|i| (first + i) % self.sentinels.len()) {
@@ -92,14 +88,14 @@ impl Sentinels {
                     self.first.store(at, Ordering::Relaxed);
                     return Ok(connection);
                 }
-                Err(error) => why.push(format!("sentinel {}: {error}", sentinel.addr())),
+                Err(error) => why.push(format!("sentinel {sentinel}: {error}")),
             }
         }
         let what = format!("cannot connect to the redis master `{}`", self.master.escape_debug());
         Err(Error::store(what).with_source(why.join("; ")))
     }
 
-    async fn through(&self, sentinel: &ConnectionInfo, known: &Arc<Known>) -> Result<MultiplexedConnection, String> {
+    async fn through(&self, sentinel: &Server, known: &Arc<Known>) -> Result<Handle, String> {
         let said = time::timeout(ASK_TIMEOUT, self.ask(sentinel)).await;
         let (host, port) = match said {
             Ok(Ok(Some(found))) => found,
@@ -109,7 +105,7 @@ impl Sentinels {
         };
         let master = format!("{host}:{port}");
         let mut connection =
-            connect(&self.server_at(host, port), known).await.map_err(|error| format!("master {master}: {error}"))?;
+            self.server.at(host, port).connect(known).await.map_err(|error| format!("master {master}: {error}"))?;
         // A sentinel may not have heard yet, and a replica would answer each call with READONLY.
         let question = redis::cmd("ROLE");
         let role = question.query_async::<Vec<redis::Value>>(&mut connection);
@@ -123,24 +119,10 @@ impl Sentinels {
         }
     }
 
-    async fn ask(&self, sentinel: &ConnectionInfo) -> Result<Option<(String, u16)>, RedisError> {
-        #[cfg(feature = "tls")]
-        super::tls::choose_provider();
-        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let client = client(sentinel, ProtocolVersion::RESP2)?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    async fn ask(&self, sentinel: &Server) -> Result<Option<(String, u16)>, RedisError> {
+        let mut connection = sentinel.connect_once().await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master).query_async(&mut connection).await
-    }
-
-    fn server_at(&self, host: String, port: u16) -> ConnectionInfo {
-        let address = match self.server.addr().clone() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        self.server.clone().set_addr(address)
     }
 }
 

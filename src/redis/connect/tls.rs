@@ -1,13 +1,25 @@
-use std::fmt;
-
-use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject},
+use std::{
+    fmt, io,
+    sync::{Arc, OnceLock},
 };
 
-use super::{Connections, route::Route};
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, RedisError,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem, pem::PemObject},
+};
+use tokio::{net::TcpStream, task::AbortHandle};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    Connections,
+    route::{Handle, Route},
+    server::Server,
+};
 use crate::{error::Error, redis::Redis};
 
 /// Says which certificates count on connections to `rediss://`, and which one to show.
@@ -47,17 +59,23 @@ impl Tls {
         self
     }
 
-    /// Finds what is wrong before a server has to.
-    fn check(&self) -> Result<(), Error> {
+    /// Returns the authorities that are trusted; `None` if they are the system's.
+    fn authorities(&self) -> Result<Option<RootCertStore>, Error> {
+        let Some(ca) = &self.ca else { return Ok(None) };
         let mut roots = RootCertStore::empty();
-        if let Some(ca) = &self.ca {
-            for certificate in certificates("CA", ca)? {
-                roots
-                    .add(certificate)
-                    .map_err(|error| bad("CA", "has a certificate that is none").with_source(error))?;
-            }
+        for certificate in certificates("CA", ca)? {
+            roots.add(certificate).map_err(|error| bad("CA", "has a certificate that is none").with_source(error))?;
         }
-        let Some((chain, key)) = &self.client else { return Ok(()) };
+        Ok(Some(roots))
+    }
+
+    fn config(&self, roots: RootCertStore) -> Result<ClientConfig, Error> {
+        // The provider is named, since which one the process has, or whether it has one, is the user's affair.
+        let builder = ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::invalid("tls: no protocol version is left").with_source(error))?
+            .with_root_certificates(roots);
+        let Some((chain, key)) = &self.client else { return Ok(builder.with_no_client_auth()) };
         let chain = certificates("client certificate", chain)?;
         let what = "client key";
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
@@ -66,24 +84,9 @@ impl Tls {
             // Its text may tell a part of the key.
             _ => bad(what, "is damaged PEM"),
         })?;
-        ClientConfig::builder_with_provider(ring::default_provider().into())
-            .with_safe_default_protocol_versions()
-            .and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key))
-            .map(drop)
+        builder
+            .with_client_auth_cert(chain, key)
             .map_err(|error| bad("client certificate", "cannot be used with its key").with_source(error))
-    }
-
-    /// Returns the address of a server, with these certificates.
-    fn applied(&self, info: &ConnectionInfo) -> Result<ConnectionInfo, Error> {
-        if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-            return Err(Error::invalid("tls: the address is not rediss://, and would be spoken to in the clear"));
-        }
-        let client_tls =
-            self.client.clone().map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-        let certificates = TlsCertificates { client_tls, root_cert: self.ca.clone() };
-        let client = Client::build_with_tls(info.clone(), certificates)
-            .map_err(|error| Error::invalid("tls: the certificates cannot be used").with_source(error))?;
-        Ok(client.get_connection_info().clone())
     }
 }
 
@@ -95,6 +98,85 @@ impl fmt::Debug for Tls {
     }
 }
 
+/// What connections to one server go by. The system's authorities are read by the first.
+#[derive(Clone, Default)]
+pub(super) struct Trust {
+    tls: Tls,
+    config: Arc<OnceLock<Arc<ClientConfig>>>,
+}
+
+impl Trust {
+    /// Finds what is wrong before a server has to.
+    fn new(tls: &Tls) -> Result<Self, Error> {
+        let authorities = tls.authorities()?;
+        let own = authorities.is_some();
+        let config = tls.config(authorities.unwrap_or_else(RootCertStore::empty))?;
+        let config = if own { OnceLock::from(Arc::new(config)) } else { OnceLock::new() };
+        Ok(Self { tls: tls.clone(), config: config.into() })
+    }
+
+    pub(super) async fn connect(
+        &self,
+        info: &ConnectionInfo,
+        settings: AsyncConnectionConfig,
+    ) -> Result<Handle, RedisError> {
+        let ConnectionAddr::Tcp(host, port) = info.addr() else {
+            return Err(io::Error::other("there is no TLS but over TCP").into());
+        };
+        let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+        let config = self.config()?;
+        let stream = TcpStream::connect((host.as_str(), *port)).await?;
+        stream.set_nodelay(true)?;
+        let stream = TlsConnector::from(config).connect(name, stream).await?;
+        let (commands, driver) =
+            MultiplexedConnection::new_with_config(info.redis_settings(), stream, settings).await?;
+        let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
+        Ok(Handle::Tls(Connection { commands, _driver: driver }))
+    }
+
+    fn config(&self) -> Result<Arc<ClientConfig>, io::Error> {
+        if let Some(config) = self.config.get() {
+            return Ok(Arc::clone(config));
+        }
+        let found = rustls_native_certs::load_native_certs();
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(found.certs);
+        if roots.is_empty() {
+            let why: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+            let why = format!("the system trusts no authority that can be read; set Tls::ca_pem {}", why.join("; "));
+            return Err(io::Error::other(why));
+        }
+        let config = Arc::new(self.tls.config(roots).map_err(io::Error::other)?);
+        Ok(Arc::clone(self.config.get_or_init(|| config)))
+    }
+}
+
+/// A connection by TLS.
+#[derive(Clone)]
+pub(in crate::redis) struct Connection {
+    commands: MultiplexedConnection,
+    _driver: Arc<Driver>,
+}
+
+impl Connection {
+    pub(super) fn get(&self) -> &dyn ConnectionLike {
+        &self.commands
+    }
+
+    pub(super) fn get_mut(&mut self) -> &mut dyn ConnectionLike {
+        &mut self.commands
+    }
+}
+
+/// The task that reads and writes. By itself it would wait for what is under way, for ever with a server that is gone.
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 impl Redis {
     /// Sets whom to trust, and what to show, on connections to `rediss://`, `rediss+sentinel://` and `rediss+cluster://`.
     ///
@@ -103,13 +185,17 @@ impl Redis {
     /// If the address is not one of these, or something is not what it should be: PEM, certificates, the key that
     /// belongs to them.
     pub fn tls(mut self, tls: &Tls) -> Result<Self, Error> {
-        tls.check()?;
+        let trust = Trust::new(tls)?;
+        let apply = |server: &Server| {
+            let clear = || Error::invalid("tls: the address is not rediss://, and would be spoken to in the clear");
+            server.trusting(&trust).ok_or_else(clear)
+        };
         let route = match self.connections.route.clone() {
-            Route::Server(info) => Route::Server(tls.applied(&info)?),
+            Route::Server(server) => Route::Server(apply(&server)?),
             #[cfg(feature = "sentinel")]
-            Route::Sentinels(sentinels) => Route::Sentinels(sentinels.each_server(|info| tls.applied(info))?),
+            Route::Sentinels(sentinels) => Route::Sentinels(sentinels.each_server(apply)?),
             #[cfg(feature = "cluster")]
-            Route::Cluster(seeds) => Route::Cluster(seeds.each_server(|info| tls.applied(info))?),
+            Route::Cluster(seeds) => Route::Cluster(seeds.each_server(apply)?),
             #[cfg(feature = "redis-connection")]
             Route::Owned(_) => return Err(Error::invalid("tls: the connection is not made here")),
         };
@@ -135,14 +221,4 @@ fn is_pem(text: &[u8]) -> bool {
 
 fn bad(what: &str, is: &str) -> Error {
     Error::invalid(format!("tls: the {what} {is}"))
-}
-
-/// Makes ring this process's provider of cryptography if it has none.
-///
-/// The client asks rustls for the process's, which panics where two are compiled in and none is chosen.
-pub(super) fn choose_provider() {
-    if CryptoProvider::get_default().is_none() {
-        // Fails only if somebody else has just chosen.
-        let _ = ring::default_provider().install_default();
-    }
 }

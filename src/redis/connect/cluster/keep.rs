@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{ConnectionInfo, RedisError, Value};
+use redis::{RedisError, Value};
 use tokio::{
     sync::{Notify, watch},
     time::{self, Instant},
@@ -20,11 +20,10 @@ use tokio::{
 use super::{
     map::Map,
     node::{Node, Nodes},
-    seeds::host_and_port,
 };
 use crate::{
     error::Error,
-    redis::connect::{Known, LONGEST_PAUSE, pause, route::connect},
+    redis::connect::{Known, LONGEST_PAUSE, pause, server::Server},
 };
 
 /// What is known of the cluster; nothing at first.
@@ -136,11 +135,11 @@ async fn find(nodes: &Nodes, old: Option<&Map>, hint: Option<Arc<Node>>) -> Resu
         }) as Attempt<'_>)
     }));
     let seeds = rotated(&nodes.seeds.servers).cloned();
-    let others = old.map_or(&[][..], Map::nodes).iter().map(|node| node.info().clone());
-    for info in seeds.chain(others) {
+    let others = old.map_or(&[][..], Map::nodes).iter().map(|node| node.server().clone());
+    for server in seeds.chain(others) {
         attempts.push(Box::pin(async move {
-            let (host, port) = host_and_port(&info);
-            let answer = ask(&info).await.map_err(|error| format!("{host}:{port}: {error}"))?;
+            let (host, port) = server.host_and_port();
+            let answer = ask(&server).await.map_err(|error| format!("{host}:{port}: {error}"))?;
             Map::read(&answer, host, nodes).map_err(|error| format!("{host}:{port}: {error}"))
         }));
     }
@@ -148,8 +147,8 @@ async fn find(nodes: &Nodes, old: Option<&Map>, hint: Option<Arc<Node>>) -> Resu
 }
 
 /// Asks a server on a connection of its own.
-async fn ask(info: &ConnectionInfo) -> Result<Value, RedisError> {
-    let mut connection = connect(info, &Arc::new(Known::default())).await?;
+async fn ask(server: &Server) -> Result<Value, RedisError> {
+    let mut connection = server.connect(&Arc::new(Known::default())).await?;
     question().query_async(&mut connection).await
 }
 

@@ -1,10 +1,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redis::ConnectionInfo;
-
-use super::seeds::{Seeds, host_and_port};
+use super::seeds::Seeds;
 use crate::redis::{
-    connect::{Connections, Route},
+    connect::{Connections, Route, server::Server},
     default_names,
 };
 
@@ -13,7 +11,7 @@ pub(super) struct Node {
     address: String,
     /// Which part of the store it is.
     part: u32,
-    info: ConnectionInfo,
+    server: Server,
     pub(super) connections: Connections,
 }
 
@@ -30,11 +28,11 @@ impl Node {
     }
 
     pub(super) fn host(&self) -> &str {
-        host_and_port(&self.info).0
+        self.server.host_and_port().0
     }
 
-    pub(super) fn info(&self) -> &ConnectionInfo {
-        &self.info
+    pub(super) fn server(&self) -> &Server {
+        &self.server
     }
 
     /// Returns the bit that stands for it among the parts of the store; more nodes than bits share some.
@@ -57,10 +55,10 @@ impl Nodes {
             return Arc::clone(node);
         }
         let part = (0..).find(|part| known.iter().all(|node| node.part != *part)).expect("there are enough numbers");
-        let info = self.seeds.node_at(host, port);
+        let server = self.seeds.node_at(host, port);
         // Each decision is sent by the lane of its slot; none stands in line for a node.
-        let connections = Connections::new(Route::Server(info.clone()), default_names());
-        let node = Arc::new(Node { address, part, info, connections });
+        let connections = Connections::new(Route::Server(server.clone()), default_names());
+        let node = Arc::new(Node { address, part, server, connections });
         known.push(Arc::clone(&node));
         node
     }

@@ -1,14 +1,12 @@
-use redis::{ConnectionAddr, ConnectionInfo};
-
 use crate::{
     error::Error,
-    redis::connect::address::{parse, wrong},
+    redis::connect::{address::wrong, server::Server},
 };
 
 /// Where a cluster may be asked for all of itself.
 #[derive(Clone)]
 pub(in crate::redis) struct Seeds {
-    pub(super) servers: Vec<ConnectionInfo>,
+    pub(super) servers: Vec<Server>,
 }
 
 impl Seeds {
@@ -25,7 +23,7 @@ impl Seeds {
         let read = |host: &str| match host {
             "" => Err(cannot("a host is missing")),
             // An address of the usual form: one reader decodes all.
-            host => parse(&format!("{scheme}://{user_info}{host}"))
+            host => Server::read(&format!("{scheme}://{user_info}{host}"))
                 .map_err(|error| cannot("cannot be read").with_source(error)),
         };
         Ok(Self { servers: hosts.split(',').map(read).collect::<Result<_, _>>()? })
@@ -35,28 +33,14 @@ impl Seeds {
     #[cfg(feature = "tls")]
     pub(in crate::redis::connect) fn each_server(
         mut self,
-        change: impl Fn(&ConnectionInfo) -> Result<ConnectionInfo, Error>,
+        change: impl Fn(&Server) -> Result<Server, Error>,
     ) -> Result<Self, Error> {
         self.servers = self.servers.iter().map(change).collect::<Result<_, _>>()?;
         Ok(self)
     }
 
     /// Returns how to connect to another node: as to the first one, but for host and port.
-    pub(super) fn node_at(&self, host: &str, port: u16) -> ConnectionInfo {
-        let first = &self.servers[0];
-        first.clone().set_addr(match first.addr().clone() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host.to_owned(), port),
-        })
-    }
-}
-
-/// Returns the host and the port of a node.
-pub(super) fn host_and_port(info: &ConnectionInfo) -> (&str, u16) {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => (host, *port),
-        _ => ("", 0),
+    pub(super) fn node_at(&self, host: &str, port: u16) -> Server {
+        self.servers[0].at(host.to_owned(), port)
     }
 }
