@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --example axum                                        # in memory
 //! cargo run --example axum -- --redis redis://127.0.0.1:6379      # shared by all processes
-//! cargo run --example axum -- --listen 127.0.0.1:4000
+//! cargo run --example axum -- --config tollgate.toml --listen 127.0.0.1:4000
 //! ```
 
 use std::{error::Error, net::SocketAddr};
@@ -14,18 +14,18 @@ use axum::{
     routing::{get, post},
 };
 use tokio::net::TcpListener;
-use tollgate::{Limiter, Memory, Quota, RateLimitLayer, Redis, Rule};
+use tollgate::{Config, Limiter, Memory, Quota, RateLimitLayer, Redis, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let args = Args::parse()?;
 
-    let limiter = match &args.redis {
-        Some(url) => Limiter::new(Redis::open(url)?),
-        None => Limiter::new(Memory::new()),
+    let limit = match (&args.config, &args.redis) {
+        (Some(file), _) => RateLimitLayer::from_config(&Config::load(file)?)?,
+        (None, Some(url)) => default_rule(Limiter::new(Redis::open(url)?)),
+        (None, None) => default_rule(Limiter::new(Memory::new())),
     };
-    let limit = RateLimitLayer::new(limiter).rule(Rule::new("per-client", Quota::per_minute(60)));
 
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
@@ -41,23 +41,29 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn default_rule(limiter: Limiter) -> RateLimitLayer {
+    RateLimitLayer::new(limiter).rule(Rule::new("per-client", Quota::per_minute(60)))
+}
+
 async fn login(body: String) -> StatusCode {
     if body == "secret" { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
 }
 
 struct Args {
     listen: SocketAddr,
+    config: Option<String>,
     redis: Option<String>,
 }
 
 impl Args {
     fn parse() -> Result<Self, lexopt::Error> {
         use lexopt::prelude::*;
-        let mut args = Self { listen: SocketAddr::from(([127, 0, 0, 1], 3000)), redis: None };
+        let mut args = Self { listen: SocketAddr::from(([127, 0, 0, 1], 3000)), config: None, redis: None };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("listen") => args.listen = parser.value()?.parse()?,
+                Long("config") => args.config = Some(parser.value()?.string()?),
                 Long("redis") => args.redis = Some(parser.value()?.string()?),
                 _ => return Err(arg.unexpected()),
             }

@@ -44,6 +44,7 @@
 //! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
 //! | `sentinel` | Redis behind Sentinel: `redis+sentinel://` | no |
 //! | `cluster` | Redis Cluster: `redis+cluster://` | no |
+//! | `config` | rules from a TOML, JSON or YAML file: [`config`] | no |
 //! | `redis-connection` | `Redis::from_connection`, for a connection of yours by the `redis` crate 1 | no |
 //!
 //! Memory is always there, and gRPC requests are answered as such without any feature. A feature makes something
@@ -55,6 +56,8 @@
 
 #[cfg(all(test, feature = "redis"))]
 mod agreement;
+#[cfg(feature = "config")]
+pub mod config;
 mod error;
 #[cfg(doc)]
 #[doc = include_str!("../docs/failure.md")]
@@ -71,6 +74,8 @@ mod memory;
 mod redis;
 mod shield;
 
+#[cfg(feature = "config")]
+pub use self::config::Config;
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
 #[cfg(feature = "tls")]

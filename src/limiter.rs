@@ -378,6 +378,13 @@ pub(crate) struct Registration {
     gate: Arc<Gate>,
 }
 
+#[cfg(feature = "config")]
+impl Registration {
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_str()
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         self.gate.names().retain(|name| *name != self.name);

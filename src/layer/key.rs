@@ -7,7 +7,7 @@ use crate::{error::Error, key::KeyWriter};
 
 /// Tells whose request it is.
 ///
-/// Ready-made: [`client_ip`](super::client_ip()), [`header()`], [`global`], [`method`], [`path()`], `matched_path`,
+/// Ready-made: [`client_ip`](super::client_ip()), [`header()`], [`cookie`](super::cookie()), [`global`], [`method`], [`path()`], `matched_path`,
 /// [`grpc_service`], [`grpc_method`], [`extension`], [`key_fn`], and tuples of these. Bring your own for the rest:
 ///
 /// ```
@@ -80,7 +80,7 @@ pub enum NoKey {
 
 /// What an extractor does with a request that lacks its value.
 #[derive(Clone, Copy, Debug, Default)]
-enum Missing {
+pub(super) enum Missing {
     #[default]
     Shared,
     Skip,
@@ -88,7 +88,7 @@ enum Missing {
 }
 
 impl Missing {
-    fn apply(self, what: &dyn fmt::Display, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
+    pub(super) fn apply(self, what: &dyn fmt::Display, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
         match self {
             Self::Shared => {
                 key.absent();
@@ -116,6 +116,8 @@ macro_rules! missing_setters {
         }
     };
 }
+
+pub(super) use missing_setters;
 
 /// Counts all requests together; made by [`global`].
 #[derive(Clone, Copy, Debug)]

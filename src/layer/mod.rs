@@ -34,6 +34,7 @@
 
 mod body;
 mod client_ip;
+mod cookie;
 mod grpc;
 mod headers;
 mod key;
@@ -45,6 +46,7 @@ mod warn;
 pub use self::{
     body::{RefusalBody, ResponseBody},
     client_ip::{ClientIp, PeerAddr, client_ip},
+    cookie::{Cookie, cookie},
     headers::{Dialect, EXPOSED_HEADERS, write_fields},
     key::{
         Extension, Global, GrpcMethod, GrpcService, Header, KeyExtractor, KeyFn, Method, NoKey, Path, extension,
@@ -58,3 +60,5 @@ pub use self::{
     key::{MatchedPath, matched_path},
     rate_limit::Exposed,
 };
+#[cfg(feature = "config")]
+pub(crate) use self::{path::PathPattern, rate_limit::Options};

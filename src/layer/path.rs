@@ -19,8 +19,8 @@ impl PathPattern {
     /// If it does not begin with a slash, or its parameters are not written as axum's are.
     pub(crate) fn new(pattern: &str) -> Result<Self, Error> {
         let wrong = |why: &dyn fmt::Display| {
-            let what = "cannot be matched; write /users/{id} or /api/{*rest}, with a slash in front";
-            Error::invalid(format!("path `{}` {what}: {why}", pattern.escape_debug()))
+            let what = "write /users/{id} or /api/{*rest}, with a slash in front";
+            Error::invalid(format!("path `{}` cannot be matched: {why}; {what}", pattern.escape_debug()))
         };
         if !pattern.starts_with('/') {
             return Err(wrong(&"it does not begin with a slash"));

@@ -22,6 +22,8 @@ mod sliding_window;
 mod store;
 mod token_bucket;
 
+#[cfg(feature = "config")]
+pub(crate) use self::quota::window_ms;
 pub use self::{
     algorithm::Algorithm,
     answer::{Answer, Promise},

@@ -159,7 +159,7 @@ impl FromStr for Quota {
         let (count, window) = split_once_by(&lower, &["/", " per ", " every ", " in "])
             .ok_or_else(|| wrong("write a count, a slash and a window"))?;
         let limit = read_count(count).map_err(&wrong)?;
-        let window_ms = read_window(window).map_err(&wrong)?;
+        let window_ms = window_ms(window).map_err(&wrong)?;
         match Self::checked(limit, window_ms) {
             Ok(quota) => Ok(quota),
             Err(Wrong::Limit) => Err(wrong(LIMITS)),
@@ -189,8 +189,8 @@ fn read_count(text: &str) -> Result<u64, &'static str> {
     Ok(digits.parse().unwrap_or(u64::MAX))
 }
 
-/// Reads `min`, `15m`, `1h30m` or `2 hours` into milliseconds.
-fn read_window(text: &str) -> Result<u64, &'static str> {
+/// Reads a time: `min`, `15m`, `1h30m` or `2 hours` into milliseconds.
+pub(crate) fn window_ms(text: &str) -> Result<u64, &'static str> {
     let mut rest = text.trim();
     let mut total: u64 = 0;
     let mut parts = 0;

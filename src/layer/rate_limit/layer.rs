@@ -57,6 +57,31 @@ pub(super) struct Shared {
     partitions: bool,
     skip_cacheable: bool,
     refusal: Option<Refusal>,
+    /// What the options above were made of: what was set in the code, and what a file says, which gives way to it.
+    set: [Options; 2],
+}
+
+/// Options of a layer that both code and file can set.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    dialects: Option<Dialects>,
+    pub(crate) expose: bool,
+    pub(crate) preflights: bool,
+    pub(crate) partitions: bool,
+    pub(crate) skip_cacheable: bool,
+}
+
+#[cfg(feature = "config")]
+impl Options {
+    /// Tells clients in these dialects.
+    ///
+    /// # Errors
+    ///
+    /// As [`RateLimitLayer::try_dialects`].
+    pub(crate) fn tell_in(&mut self, dialects: impl IntoIterator<Item = Dialect>) -> Result<(), Error> {
+        self.dialects = Some(Dialects::of(dialects)?);
+        Ok(())
+    }
 }
 
 #[derive(Clone)]
@@ -86,6 +111,7 @@ impl RateLimitLayer {
             partitions: false,
             skip_cacheable: false,
             refusal: None,
+            set: Default::default(),
         };
         Self { live: Arc::new(Live::new(shared, Vec::new())) }
     }
@@ -115,16 +141,13 @@ impl RateLimitLayer {
         let mut names = self.live.names().clone();
         names.push(Arc::new(shared.limiter.register(&rule.policy)?));
         shared.rules.push(rule);
-        shared.tell_policies();
+        shared.update();
         Ok(Self { live: Arc::new(Live::new(shared, names)) })
     }
 
     /// Sets which fields tell clients where they stand; the default is [`Dialect::Draft11`].
     pub fn dialect(self, dialect: Dialect) -> Self {
-        self.with(|shared| {
-            shared.dialects = Dialects::one(dialect);
-            shared.tell_policies();
-        })
+        self.with(|shared| shared.set[0].dialects = Some(Dialects::one(dialect)))
     }
 
     /// Tells clients in several dialects at once.
@@ -148,10 +171,7 @@ impl RateLimitLayer {
     /// If there is none, or two of them have a field in common with another meaning.
     pub fn try_dialects(self, dialects: impl IntoIterator<Item = Dialect>) -> Result<Self, Error> {
         let dialects = Dialects::of(dialects)?;
-        Ok(self.with(|shared| {
-            shared.dialects = dialects;
-            shared.tell_policies();
-        }))
+        Ok(self.with(|shared| shared.set[0].dialects = Some(dialects)))
     }
 
     /// Tells by the parameter `pk` of draft 11 whose budget each item is of: twelve bytes of a hash of policy and key,
@@ -179,27 +199,27 @@ impl RateLimitLayer {
         if !self.live.limiter.secrets().is_keyed() {
             return Err(Error::invalid("partition keys need a secret: give the limiter one by `Limiter::key_secret`"));
         }
-        Ok(self.with(|shared| shared.partitions = true))
+        Ok(self.with(|shared| shared.set[0].partitions = true))
     }
 
     /// Adds no fields to responses that shared caches may keep: those whose `Cache-Control` has `public` or `s-maxage`.
     ///
     /// What one client has left would be told to all who are answered from the cache.
     pub fn skip_cacheable(self) -> Self {
-        self.with(|shared| shared.skip_cacheable = true)
+        self.with(|shared| shared.set[0].skip_cacheable = true)
     }
 
     /// Puts the [`Decision`] and its [`Charge`](crate::limit::Charge) into the request's extensions, and the
     /// decision into the response's.
     pub fn expose_decision(self) -> Self {
-        self.with(|shared| shared.expose = true)
+        self.with(|shared| shared.set[0].expose = true)
     }
 
     /// Counts CORS preflights too.
     ///
     /// By default they pass uncounted: a browser sends them by itself, and cannot tell its user of a refusal.
     pub fn limit_preflights(self) -> Self {
-        self.with(|shared| shared.preflights = true)
+        self.with(|shared| shared.set[0].preflights = true)
     }
 
     /// Answers refused requests by a function of your own. It gets no fields added but those of the dialect.
@@ -214,10 +234,41 @@ impl RateLimitLayer {
         &self.live.limiter
     }
 
+    /// Gives this layer and all its clones the rules and options of a file, in the place of what one has said before;
+    /// all else stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_rule`](Self::try_rule); nothing has changed then.
+    #[cfg(feature = "config")]
+    pub(crate) fn take_over(&self, rules: Vec<Rule>, options: Options) -> Result<(), Error> {
+        // Held all the while: one file after the other.
+        let mut names = self.live.names();
+        let mut shared = Shared::clone(&self.live.load());
+        let mut built = rules.into_iter().map(|rule| rule.of_file().build()).collect::<Result<Vec<_>, Error>>()?;
+        built.extend(shared.rules.drain(..).filter(|rule| !rule.of_file));
+        let mut kept = Vec::with_capacity(built.len());
+        for (i, rule) in built.iter().enumerate() {
+            let has_it = |name: &&Arc<Registration>| name.name() == rule.policy.name();
+            let twice = built[..i].iter().any(|other| other.policy.name() == rule.policy.name());
+            kept.push(match names.iter().find(has_it) {
+                Some(name) if !twice => Arc::clone(name),
+                _ => Arc::new(shared.limiter.register(&rule.policy)?),
+            });
+        }
+        shared.rules = built;
+        shared.set[1] = options;
+        shared.update();
+        self.live.current.store(Arc::new(shared));
+        *names = kept;
+        Ok(())
+    }
+
     /// Makes another layer that differs in some option; clones of this one stay as they are.
     fn with(self, change: impl FnOnce(&mut Shared)) -> Self {
         let mut shared = Shared::clone(&self.live.load());
         change(&mut shared);
+        shared.update();
         let names = self.live.names().clone();
         Self { live: Arc::new(Live::new(shared, names)) }
     }
@@ -247,7 +298,14 @@ impl Live {
 }
 
 impl Shared {
-    fn tell_policies(&mut self) {
+    /// Makes what follows from the rules and the options.
+    fn update(&mut self) {
+        let [code, file] = &self.set;
+        self.dialects = code.dialects.or(file.dialects).unwrap_or(Dialects::one(Dialect::Draft11));
+        self.expose = code.expose || file.expose;
+        self.preflights = code.preflights || file.preflights;
+        self.partitions = code.partitions || file.partitions;
+        self.skip_cacheable = code.skip_cacheable || file.skip_cacheable;
         self.policies = policies_value(self.rules.iter().map(|rule| &rule.policy), self.dialects);
     }
 

@@ -7,4 +7,6 @@ mod service;
 
 #[cfg(feature = "axum")]
 pub use self::exposed::Exposed;
+#[cfg(feature = "config")]
+pub(crate) use self::layer::Options;
 pub use self::{future::ResponseFuture, layer::RateLimitLayer, rule::Rule, service::RateLimit};

@@ -46,6 +46,7 @@ pub struct Rule {
     paths: Vec<String>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
+    of_file: bool,
 }
 
 #[derive(Clone)]
@@ -75,6 +76,7 @@ impl Rule {
             paths: Vec::new(),
             methods: Vec::new(),
             conditions: Vec::new(),
+            of_file: false,
         }
     }
 
@@ -168,6 +170,12 @@ impl Rule {
         self.when(move |request| !condition(request))
     }
 
+    /// Marks it as one that goes when its file no longer has it.
+    #[cfg(feature = "config")]
+    pub(super) fn of_file(self) -> Self {
+        Self { of_file: true, ..self }
+    }
+
     /// Checks the rule.
     pub(super) fn build(self) -> Result<BuiltRule, Error> {
         let mut policy = Policy::new(self.name, self.quota, self.algorithm)?.on_error(self.on_error);
@@ -191,6 +199,7 @@ impl Rule {
             paths,
             methods: self.methods,
             conditions: self.conditions,
+            of_file: self.of_file,
         })
     }
 }
@@ -206,6 +215,8 @@ pub(super) struct BuiltRule {
     paths: Vec<PathPattern>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
+    #[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only a file takes rules back"))]
+    pub(super) of_file: bool,
 }
 
 impl BuiltRule {

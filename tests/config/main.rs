@@ -1,0 +1,7 @@
+//! Rules from a file.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod formats;
+mod wrong;
