@@ -81,6 +81,12 @@ impl From<Bytes> for RefusalBody {
     }
 }
 
+impl From<RefusalBody> for Bytes {
+    fn from(body: RefusalBody) -> Self {
+        body.0
+    }
+}
+
 impl Body for RefusalBody {
     type Data = Bytes;
     type Error = Infallible;

@@ -31,6 +31,21 @@ pub(super) fn content_type(request: &Parts) -> Option<HeaderValue> {
     ends(&rest[web.len()..]).then(|| value.clone())
 }
 
+/// Splits `/package.Service/Method`.
+///
+/// Only of requests that are gRPC by their content type: any other path would make a key too.
+pub(super) fn service_and_method(request: &Parts) -> Option<(&str, &str)> {
+    content_type(request)?;
+    let (service, method) = request.uri.path().strip_prefix('/')?.split_once('/')?;
+    (!service.is_empty() && !method.is_empty() && !method.contains('/')).then_some((service, method))
+}
+
+/// Returns true for a call of the health or reflection services, which are asked by machines that watch over the server.
+pub(super) fn is_probe(request: &Parts) -> bool {
+    let service = service_and_method(request).map(|(service, _)| service);
+    service.is_some_and(|service| service == "grpc.health.v1.Health" || service.starts_with("grpc.reflection."))
+}
+
 const GRPC: &[u8] = b"application/grpc";
 
 /// Answers status 8 with what a client needs to come back in time.
@@ -38,23 +53,6 @@ const GRPC: &[u8] = b"application/grpc";
 /// `grpc-retry-pushback-ms` is what the retry policy of gRPC libraries obeys (proposal A6), -1 telling them not to
 /// retry. `RetryInfo` and `QuotaFailure` in the details are what OpenTelemetry, Google's clients and people read.
 pub(super) fn over_limit(content_type: HeaderValue, decision: &Decision, message: &str) -> Response<RefusalBody> {
-    let mut response = status(content_type, RESOURCE_EXHAUSTED, message);
-    let headers = response.headers_mut();
-    let wait = decision.retry_after();
-    let pushback = wait.map(|wait| i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX).max(1));
-    headers.insert("grpc-retry-pushback-ms", HeaderValue::from(pushback.unwrap_or(-1)));
-
-    let mut details = Message::default();
-    details.number(1, RESOURCE_EXHAUSTED.into());
-    details.text(2, message);
-    if let Some(ms) = pushback.map(i32::unsigned_abs).map(u64::from) {
-        let mut delay = Message::default();
-        delay.number(1, ms / 1_000);
-        delay.number(2, ms % 1_000 * 1_000_000);
-        let mut retry = Message::default();
-        retry.bytes(1, &delay.0);
-        details.any(3, "RetryInfo", &retry);
-    }
     let mut failure = Message::default();
     for outcome in decision.outcomes().iter().filter(|outcome| !outcome.is_allowed()) {
         let mut violation = Message::default();
@@ -64,7 +62,41 @@ pub(super) fn over_limit(content_type: HeaderValue, decision: &Decision, message
         violation.number(7, outcome.quota().limit());
         failure.bytes(1, &violation.0);
     }
-    details.any(3, "QuotaFailure", &failure);
+    refused(content_type, RESOURCE_EXHAUSTED, decision, message, Some(&failure))
+}
+
+/// Answers status 14 with what a client needs to come back in time: the limit is the server's own.
+pub(super) fn reduced_capacity(content_type: HeaderValue, decision: &Decision, message: &str) -> Response<RefusalBody> {
+    refused(content_type, UNAVAILABLE, decision, message, None)
+}
+
+fn refused(
+    content_type: HeaderValue,
+    code: u8,
+    decision: &Decision,
+    message: &str,
+    failure: Option<&Message>,
+) -> Response<RefusalBody> {
+    let mut response = status(content_type, code, message);
+    let headers = response.headers_mut();
+    let wait = decision.retry_after();
+    let pushback = wait.map(|wait| i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX).max(1));
+    headers.insert("grpc-retry-pushback-ms", HeaderValue::from(pushback.unwrap_or(-1)));
+
+    let mut details = Message::default();
+    details.number(1, code.into());
+    details.text(2, message);
+    if let Some(ms) = pushback.map(i32::unsigned_abs).map(u64::from) {
+        let mut delay = Message::default();
+        delay.number(1, ms / 1_000);
+        delay.number(2, ms % 1_000 * 1_000_000);
+        let mut retry = Message::default();
+        retry.bytes(1, &delay.0);
+        details.any(3, "RetryInfo", &retry);
+    }
+    if let Some(failure) = failure {
+        details.any(3, "QuotaFailure", failure);
+    }
     let details = STANDARD_NO_PAD.encode(&details.0);
     headers.insert("grpc-status-details-bin", HeaderValue::try_from(details).expect("base64 is header text"));
     response

@@ -291,7 +291,7 @@ impl GrpcService {
 
 impl KeyExtractor for GrpcService {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
-        match grpc_path(request) {
+        match grpc::service_and_method(request) {
             Some((service, _)) => key.text(service),
             None => return self.missing.apply(&"gRPC service", key),
         }
@@ -317,21 +317,12 @@ impl GrpcMethod {
 
 impl KeyExtractor for GrpcMethod {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
-        match grpc_path(request) {
+        match grpc::service_and_method(request) {
             Some((service, method)) => key.display(format_args!("{service}/{method}")),
             None => return self.missing.apply(&"gRPC method", key),
         }
         Ok(())
     }
-}
-
-/// Splits `/package.Service/Method`.
-///
-/// Only of requests that are gRPC by their content type: any other path would make a key too.
-fn grpc_path(request: &Parts) -> Option<(&str, &str)> {
-    grpc::content_type(request)?;
-    let (service, method) = request.uri.path().strip_prefix('/')?.split_once('/')?;
-    (!service.is_empty() && !method.is_empty() && !method.contains('/')).then_some((service, method))
 }
 
 /// Counts for each value that an earlier layer left in the request's extensions; made by [`extension`].

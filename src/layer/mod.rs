@@ -41,6 +41,7 @@ mod key;
 mod path;
 mod rate_limit;
 mod refuse;
+mod text;
 mod warn;
 
 pub use self::{

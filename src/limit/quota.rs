@@ -103,6 +103,22 @@ impl Quota {
         self.window_ms
     }
 
+    /// Returns the window as it is written: how many of which unit, none for one.
+    pub(crate) const fn window_in_words(self) -> (Option<u64>, &'static str) {
+        match self.window_ms {
+            DAY => (None, "day"),
+            HOUR => (None, "hour"),
+            MINUTE => (None, "min"),
+            SECOND => (None, "s"),
+            1 => (None, "ms"),
+            ms if ms % DAY == 0 => (Some(ms / DAY), "d"),
+            ms if ms % HOUR == 0 => (Some(ms / HOUR), "h"),
+            ms if ms % MINUTE == 0 => (Some(ms / MINUTE), "m"),
+            ms if ms % SECOND == 0 => (Some(ms / SECOND), "s"),
+            ms => (Some(ms), "ms"),
+        }
+    }
+
     const fn expect(limit: u64, window_ms: u64) -> Self {
         match Self::checked(limit, window_ms) {
             Ok(quota) => quota,
@@ -131,19 +147,9 @@ enum Wrong {
 
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (count, unit) = match self.window_ms {
-            ms if ms % DAY == 0 => (ms / DAY, "d"),
-            ms if ms % HOUR == 0 => (ms / HOUR, "h"),
-            ms if ms % MINUTE == 0 => (ms / MINUTE, "m"),
-            ms if ms % SECOND == 0 => (ms / SECOND, "s"),
-            ms => (ms, "ms"),
-        };
-        match (count, unit) {
-            (1, "d") => write!(f, "{}/day", self.limit),
-            (1, "h") => write!(f, "{}/hour", self.limit),
-            (1, "m") => write!(f, "{}/min", self.limit),
-            (1, unit) => write!(f, "{}/{unit}", self.limit),
-            (count, unit) => write!(f, "{}/{count}{unit}", self.limit),
+        match self.window_in_words() {
+            (Some(count), unit) => write!(f, "{}/{count}{unit}", self.limit),
+            (None, unit) => write!(f, "{}/{unit}", self.limit),
         }
     }
 }

@@ -165,3 +165,34 @@ async fn what_is_grpc_is_told_by_its_content_type() {
         }
     }
 }
+
+#[tokio::test]
+async fn probes_are_exempt_if_asked_so() {
+    let layer = |limit| {
+        let (memory, _) = Memory::manual();
+        RateLimitLayer::new(Limiter::new(memory)).rule(Rule::new("r", Quota::per_hour(limit)).by(global()))
+    };
+    let mut client = client(serve_health(layer(1).exempt_grpc_probes()).await).await;
+    for _ in 0..5 {
+        let reply = client.check(HealthCheckRequest::default()).await.expect("exempt");
+        assert!(reply.metadata().get("ratelimit").is_none());
+    }
+    for (path, content_type, exempt) in [
+        ("/grpc.health.v1.Health/Check", "application/grpc", true),
+        ("/grpc.health.v1.Health/Watch", "application/grpc-web+proto", true),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "application/grpc", true),
+        ("/grpc.health.v1.Health/Check", "application/json", false),
+        ("/grpc.health.v1.Health/../a.B/C", "application/grpc", false),
+        ("/grpc.health.v1.Healthy/Check", "application/grpc", false),
+        ("/a.grpc.reflection.v1.B/C", "application/grpc", false),
+    ] {
+        let inner = service_fn(async |_: Request<axum::body::Body>| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::empty()))
+        });
+        let request = Request::post(path).header("content-type", content_type);
+        let request = request.body(axum::body::Body::empty()).expect("a request");
+        let service = layer(9).exempt_grpc_probes().layer(inner);
+        let answer = Answer::of(service.oneshot(request).await.expect("an answer")).await;
+        assert_eq!(answer.text("ratelimit").is_none(), exempt, "{path} {content_type}");
+    }
+}

@@ -2,13 +2,12 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{
-    RATE_LIMIT, RATE_LIMIT_POLICY,
-    partition::PartitionKey,
-    text::{Text, items, seconds_up, value},
-};
+use super::{RATE_LIMIT, RATE_LIMIT_POLICY, items::items, partition::PartitionKey};
 use crate::{
-    layer::warn,
+    layer::{
+        text::{Text, seconds_up, value},
+        warn,
+    },
     limit::{Outcome, Quota},
 };
 

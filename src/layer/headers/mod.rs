@@ -1,7 +1,7 @@
 mod dialect;
+mod items;
 mod lists;
 mod partition;
-mod text;
 mod tightest;
 
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
 pub use self::dialect::Dialect;
-pub(super) use self::{dialect::Dialects, partition::PartitionKey, text::seconds_up};
+pub(super) use self::{dialect::Dialects, partition::PartitionKey};
 use self::{lists::Lists, tightest::Tightest};
 use crate::limit::{Decision, Outcome, Policy, Quota};
 
@@ -122,6 +122,11 @@ fn is_shared_cacheable(headers: &HeaderMap) -> bool {
     let directives = lines.flat_map(|line| line.split(','));
     let mut names = directives.map(|directive| directive.split('=').next().unwrap_or_default().trim());
     names.any(|name| name.eq_ignore_ascii_case("public") || name.eq_ignore_ascii_case("s-maxage"))
+}
+
+/// Returns true if a response has a field of any dialect.
+pub(super) fn tells_where_it_stands(headers: &HeaderMap) -> bool {
+    EXPOSED_HEADERS.iter().any(|name| name.as_str().contains("ratelimit") && headers.contains_key(name))
 }
 
 #[cold]

@@ -7,9 +7,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::{
     RATE_LIMIT, RATE_LIMIT_POLICY,
     dialect::{Dialect, Dialects},
-    text::{items, seconds_up, value},
+    items::items,
 };
-use crate::limit::{Outcome, Quota};
+use crate::{
+    layer::text::{seconds_up, value},
+    limit::{Outcome, Quota},
+};
 
 /// The policy that has least left, as these fields tell it; on a tie the one of the longer window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,10 +16,10 @@ use super::{
 use crate::{
     error::Error,
     layer::{
-        RefusalBody,
-        headers::{Dialect, Dialects, Fields, PartitionKey, policies_value},
+        RefusalBody, grpc,
+        headers::{Dialect, Dialects, Fields, PartitionKey, policies_value, tells_where_it_stands},
         key::NoKey,
-        refuse,
+        refuse::{self, Blame},
     },
     limit::{Decision, Demand, Quota},
     limiter::{Limiter, Registration},
@@ -54,8 +54,11 @@ pub(super) struct Shared {
     policies: Option<HeaderValue>,
     pub(super) expose: bool,
     preflights: bool,
+    exempt_grpc_probes: bool,
     partitions: bool,
     skip_cacheable: bool,
+    /// Whether some rule limits what the server can do.
+    limits_capacity: bool,
     refusal: Option<Refusal>,
     /// What the options above were made of: what was set in the code, and what a file says, which gives way to it.
     set: [Options; 2],
@@ -108,8 +111,10 @@ impl RateLimitLayer {
             policies: None,
             expose: false,
             preflights: false,
+            exempt_grpc_probes: false,
             partitions: false,
             skip_cacheable: false,
+            limits_capacity: false,
             refusal: None,
             set: Default::default(),
         };
@@ -140,6 +145,7 @@ impl RateLimitLayer {
         let rule = rule.build()?;
         let mut names = self.live.names().clone();
         names.push(Arc::new(shared.limiter.register(&rule.policy)?));
+        shared.limits_capacity |= rule.reduced_capacity;
         shared.rules.push(rule);
         shared.update();
         Ok(Self { live: Arc::new(Live::new(shared, names)) })
@@ -222,9 +228,31 @@ impl RateLimitLayer {
         self.with(|shared| shared.set[0].preflights = true)
     }
 
+    /// Lets calls of gRPC's health and reflection services through, uncounted: `grpc.health.v1.Health` and
+    /// `grpc.reflection.*`.
+    ///
+    /// A probe that is refused takes the server out of service.
+    pub fn exempt_grpc_probes(self) -> Self {
+        self.with(|shared| shared.exempt_grpc_probes = true)
+    }
+
     /// Answers refused requests by a function of your own. It gets no fields added but those of the dialect.
     ///
-    /// Ask the decision whether it was [unavailable](Decision::is_unavailable): that is no 429.
+    /// Ask the decision whether it was [unavailable](Decision::is_unavailable): that is no 429. To change only a part of
+    /// what would be answered, begin with [`respond`](crate::layer::respond):
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::HeaderValue;
+    /// use tollgate::{Quota, RateLimitLayer, layer::respond};
+    ///
+    /// let layer = RateLimitLayer::per_client(Quota::per_minute(100)).refuse_with(|decision, request| {
+    ///     let mut response = respond(decision, request).expect("it was refused").map(Bytes::from);
+    ///     response.headers_mut().insert("x-support", HeaderValue::from_static("https://example.com/limits"));
+    ///     response
+    /// });
+    /// # let _ = layer;
+    /// ```
     pub fn refuse_with(self, refusal: impl Fn(&Decision, &Parts) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         self.with(|shared| shared.refusal = Some(Refusal(Arc::new(refusal))))
     }
@@ -314,6 +342,9 @@ impl Shared {
         if !self.preflights && is_preflight(request) {
             return Ok(());
         }
+        if self.exempt_grpc_probes && grpc::is_probe(request) {
+            return Ok(());
+        }
         for rule in &self.rules {
             if rule.matches(request) {
                 match rule.key(request, self.limiter.secrets()) {
@@ -334,15 +365,29 @@ impl Shared {
     ) -> Response<RefusalBody> {
         let mut response = match &self.refusal {
             Some(refusal) => (refusal.0)(decision, request).map(RefusalBody::from),
-            None => refuse::refuse(decision, request).expect("the decision was a refusal"),
+            None => {
+                let blame = self.blame(decision);
+                refuse::refuse(decision, request, blame).expect("the decision was a refusal")
+            }
         };
-        if let Some(fields) = self.fields(decision, partitions) {
+        // An answer that was made by `respond` has them.
+        if let Some(fields) = self.fields(decision, partitions)
+            && (self.refusal.is_none() || !tells_where_it_stands(response.headers()))
+        {
             fields.write_to(&mut response);
         }
         if self.expose {
             response.extensions_mut().insert(decision.clone());
         }
         response
+    }
+
+    /// Returns whose affair a refusal is: the server's if only rules have refused that limit what it can do.
+    fn blame(&self, decision: &Decision) -> Blame {
+        let of_server = |name: &str| self.rules.iter().any(|rule| rule.reduced_capacity && rule.policy.name() == name);
+        let refused = || decision.outcomes().iter().filter(|outcome| !outcome.is_allowed());
+        let is_server = self.limits_capacity && refused().all(|outcome| of_server(outcome.policy()));
+        if is_server { Blame::Server } else { Blame::Client }
     }
 
     /// Tells apart for whom the demands are, if clients are to be told that.

@@ -41,6 +41,7 @@ pub struct Rule {
     aligned: bool,
     allotted: Option<u32>,
     on_error: OnError,
+    reduced_capacity: bool,
     key: Arc<dyn KeyExtractor>,
     cost: Cost,
     paths: Vec<String>,
@@ -71,6 +72,7 @@ impl Rule {
             aligned: false,
             allotted: None,
             on_error: OnError::default(),
+            reduced_capacity: false,
             key: Arc::new(client_ip()),
             cost: Cost::Fixed(1),
             paths: Vec::new(),
@@ -123,6 +125,15 @@ impl Rule {
     /// Sets what to decide when the store cannot answer; the default is [`OnError::Local`].
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
+        self
+    }
+
+    /// Tells clients who are over this limit that the server can do no more, rather than that they have used their quota:
+    /// HTTP 503 with the problem type `temporary-reduced-capacity`, or gRPC status 14, with the same time to wait.
+    ///
+    /// For limits by [`global`](super::super::global) and the like. Where a rule without it refuses too, it is 429.
+    pub fn reduced_capacity(mut self) -> Self {
+        self.reduced_capacity = true;
         self
     }
 
@@ -193,6 +204,7 @@ impl Rule {
         let paths = paths.map_err(|error: Error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
         Ok(BuiltRule {
             policy,
+            reduced_capacity: self.reduced_capacity,
             sameness: self.key.tells_apart().then(Arc::default),
             key: self.key,
             cost: self.cost,
@@ -208,6 +220,7 @@ impl Rule {
 #[derive(Clone, Debug)]
 pub(super) struct BuiltRule {
     pub(super) policy: Policy,
+    pub(super) reduced_capacity: bool,
     key: Arc<dyn KeyExtractor>,
     /// Looks whether all have one key, where that would be a mistake.
     sameness: Option<Arc<Sameness>>,
