@@ -21,6 +21,8 @@ enum Kind {
     Deadline(Duration),
     NotInTime(Duration),
     Never(Cow<'static, str>),
+    Taken(Cow<'static, str>),
+    Lost(Cow<'static, str>),
 }
 
 impl Error {
@@ -44,9 +46,15 @@ impl Error {
         matches!(self.kind, Kind::Store(_) | Kind::Deadline(_))
     }
 
-    /// Returns true if a wait ended because its turn would not have come within the longest wait asked for.
+    /// Returns true if a wait ended because its turn would not have come, or did not come, within the longest wait
+    /// asked for.
     pub fn is_wait_too_long(&self) -> bool {
-        matches!(self.kind, Kind::NotInTime(_))
+        matches!(self.kind, Kind::NotInTime(_) | Kind::Taken(_))
+    }
+
+    /// Returns true if something is held no more: a lease was lost, or a write came under a fence that is too old.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.kind, Kind::Lost(_))
     }
 
     /// Returns true if what was asked for can never be granted, since it costs more than the limit holds.
@@ -88,6 +96,14 @@ impl Error {
         self.parts
     }
 
+    pub(crate) fn taken(what: impl Into<Cow<'static, str>>) -> Self {
+        Kind::Taken(what.into()).into()
+    }
+
+    pub(crate) fn lost(what: impl Into<Cow<'static, str>>) -> Self {
+        Kind::Lost(what.into()).into()
+    }
+
     /// Adds the error that was at the bottom of this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -105,7 +121,9 @@ impl From<Kind> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Invalid(what) | Kind::Store(what) | Kind::Never(what) => f.write_str(what),
+            Kind::Invalid(what) | Kind::Store(what) | Kind::Never(what) | Kind::Taken(what) | Kind::Lost(what) => {
+                f.write_str(what)
+            }
             Kind::Deadline(after) => write!(f, "no answer from the store within {after:?}"),
             Kind::NotInTime(wait) => write!(f, "would have to wait {wait:?}, longer than asked for"),
         }

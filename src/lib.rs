@@ -32,6 +32,7 @@
 //! | what a warning in the log means | [`warnings`] |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
+//! | locks, semaphores and what else decides who acts | [`lease`] |
 //! | tests of your own, with a clock that you move | [`Memory::manual`] |
 //!
 //! # Features
@@ -67,6 +68,7 @@ pub mod failure {}
 pub mod warnings {}
 mod key;
 pub mod layer;
+pub mod lease;
 pub mod limit;
 mod limiter;
 mod memory;

@@ -1,19 +1,20 @@
 //! The engine inside one process: no set-up, no background task, no network.
 
 mod clock;
+mod lease;
 mod limit;
 
 use std::{sync::Arc, time::Duration};
 
 pub use self::clock::ManualClock;
-use self::{clock::Clock, limit::Table};
+use self::{clock::Clock, lease::Leases, limit::Table};
 use crate::{
     error::Error,
     key::Key,
     limit::{Adjustment, Answer, Decision, Demand, Outcome, Policy, Store},
 };
 
-/// Keeps limits in this process's memory.
+/// Keeps limits and leases in this process's memory.
 ///
 /// Clones share one state. Decisions never wait and never fail. What has ended is swept away by later
 /// decisions: nothing has to be called to free memory, and no task runs.
@@ -44,6 +45,7 @@ use crate::{
 pub struct Memory {
     clock: Clock,
     table: Arc<Table>,
+    leases: Arc<Leases>,
     max_keys: usize,
     when_full: WhenFull,
 }
@@ -127,7 +129,8 @@ impl Memory {
     }
 
     fn of(clock: Clock, max_keys: usize, when_full: WhenFull) -> Self {
-        Self { clock, table: Arc::new(Table::new(max_keys, when_full)), max_keys, when_full }
+        let table = Arc::new(Table::new(max_keys, when_full));
+        Self { clock, table, leases: Arc::new(Leases::new(max_keys)), max_keys, when_full }
     }
 }
 

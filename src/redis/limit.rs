@@ -186,6 +186,13 @@ impl Call {
         call
     }
 
+    /// Calls a script that takes its arguments as they are.
+    pub(super) fn plain(keys: impl IntoIterator<Item = Vec<u8>>, arguments: Vec<Vec<u8>>) -> Self {
+        let mut call = Self { plain: arguments, ..Self::default() };
+        keys.into_iter().for_each(|key| call.key(|name| name.extend_from_slice(&key)));
+        call
+    }
+
     /// Calls `settle.lua`.
     pub(super) fn settle<'a>(
         names: &Names,

@@ -4,12 +4,15 @@
 //! decides. Keys are `{prefix}:1:{b}:{letter}:{policy}:{subject}`, the braces around `b` being written: `b` is a
 //! stable hash of the subject, so that all state of one subject lies in one slot of a cluster.
 
+mod apart;
 mod batch;
 mod connect;
+mod lease;
 mod limit;
 mod script;
 #[cfg(feature = "cluster")]
 mod turn;
+mod wake;
 
 #[cfg(feature = "tls")]
 pub use self::connect::Tls;
@@ -27,7 +30,7 @@ use crate::{
     limit::{Adjustment, Answer, Decision, Demand, Policy, Store},
 };
 
-/// Keeps limits in Redis (6.2 or newer) or Valkey, exact over all processes that share it.
+/// Keeps limits and leases in Redis (6.2 or newer) or Valkey, exact over all processes that share it.
 ///
 /// Clones share one connection. It is made when the first decision needs it, and made anew, with growing pauses,
 /// when it is lost. A runtime that ends takes its connection with it; another runtime gets one of its own, so a

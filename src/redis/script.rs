@@ -14,6 +14,17 @@ pub(super) struct Script {
 pub(super) static DECIDE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/decide.lua")));
 pub(super) static SETTLE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/settle.lua")));
 pub(super) static BLOCK: Script = Script::new(include_str!("lua/block.lua"));
+pub(super) static ACQUIRE: Script = Script::new(include_str!("lua/acquire.lua"));
+pub(super) static ACQUIRE_IN_TURN: Script = Script::new(include_str!("lua/acquire_in_turn.lua"));
+pub(super) static ACQUIRE_PERMIT: Script = Script::new(include_str!("lua/acquire_permit.lua"));
+pub(super) static EXTEND: Script = Script::new(include_str!("lua/extend.lua"));
+pub(super) static EXTEND_PERMIT: Script = Script::new(include_str!("lua/extend_permit.lua"));
+pub(super) static HAND_OVER: Script = Script::new(include_str!("lua/hand_over.lua"));
+pub(super) static RELEASE: Script = Script::new(include_str!("lua/release.lua"));
+pub(super) static RELEASE_IN_TURN: Script = Script::new(include_str!("lua/release_in_turn.lua"));
+pub(super) static RELEASE_PERMIT: Script = Script::new(include_str!("lua/release_permit.lua"));
+pub(super) static HOLDERS: Script = Script::new(include_str!("lua/holders.lua"));
+pub(super) static FORCE: Script = Script::new(include_str!("lua/force.lua"));
 
 impl Script {
     const fn new(text: &'static str) -> Self {
@@ -63,6 +74,23 @@ mod tests {
 
     use super::*;
 
+    const SCRIPTS: &[(&str, &Script)] = &[
+        ("decide.lua", &DECIDE),
+        ("settle.lua", &SETTLE),
+        ("block.lua", &BLOCK),
+        ("acquire.lua", &ACQUIRE),
+        ("acquire_in_turn.lua", &ACQUIRE_IN_TURN),
+        ("acquire_permit.lua", &ACQUIRE_PERMIT),
+        ("extend.lua", &EXTEND),
+        ("extend_permit.lua", &EXTEND_PERMIT),
+        ("hand_over.lua", &HAND_OVER),
+        ("release.lua", &RELEASE),
+        ("release_in_turn.lua", &RELEASE_IN_TURN),
+        ("release_permit.lua", &RELEASE_PERMIT),
+        ("holders.lua", &HOLDERS),
+        ("force.lua", &FORCE),
+    ];
+
     /// Returns the numbers of all `NAME[n]` in a text; `NAME[i]` and `NAME[k]` stand for any number.
     fn indices(name: &str, text: &str) -> BTreeSet<String> {
         let index = |at: usize| text[at + name.len() + 1..].split(']').next().unwrap_or_default().to_owned();
@@ -72,7 +100,7 @@ mod tests {
 
     #[test]
     fn each_header_tells_what_its_script_takes_and_returns() {
-        for (name, script) in [("decide.lua", &DECIDE), ("settle.lua", &SETTLE), ("block.lua", &BLOCK)] {
+        for (name, script) in SCRIPTS {
             let start = script.text.find(&format!("-- {name}: ")).expect(name);
             let (common, own) = script.text.split_at(start);
             let lines = own.lines().take_while(|line| line.starts_with("--")).map(|line| line.len() + 1);
@@ -88,7 +116,7 @@ mod tests {
 
     #[test]
     fn no_script_looks_for_keys() {
-        for script in [&DECIDE, &SETTLE, &BLOCK] {
+        for (_, script) in SCRIPTS {
             for command in ["'KEYS'", "'SCAN'", "'RANDOMKEY'"] {
                 assert!(!script.text.contains(command), "{command}");
             }

@@ -1,6 +1,7 @@
 //! What is promised of limits on a Cluster, by clusters of real servers.
 
 mod decisions;
+mod leases;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -81,13 +81,11 @@ fn the_user_that_the_readme_makes_has_the_rights_to_what_the_scripts_call_and_no
     let line = acl_line();
     let has: BTreeSet<String> =
         line.iter().filter_map(|word| word.strip_prefix('+')).map(str::to_ascii_uppercase).collect();
-    let mut needs: BTreeSet<String> = ["EVALSHA", "EVAL", "DEL"].map(str::to_owned).into();
-    for script in [
-        include_str!("../../src/redis/lua/common.lua"),
-        include_str!("../../src/redis/lua/decide.lua"),
-        include_str!("../../src/redis/lua/settle.lua"),
-        include_str!("../../src/redis/lua/block.lua"),
-    ] {
+    let own = ["EVALSHA", "EVAL", "DEL", "SUBSCRIBE", "UNSUBSCRIBE"];
+    let mut needs: BTreeSet<String> = own.map(str::to_owned).into();
+    let scripts = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/redis/lua")).expect("a folder");
+    for script in scripts {
+        let script = std::fs::read_to_string(script.expect("a file").path()).expect("a script");
         needs.extend(script.split("call('").skip(1).filter_map(|rest| rest.split('\'').next()).map(str::to_owned));
     }
     assert_eq!(has, needs);

@@ -39,10 +39,12 @@ use super::{
     batch::{Batches, Carrier, Queue, Undone},
     limit::{Asked, Call, Names, Reply, Request},
     script::{BLOCK, DECIDE, SETTLE, Script},
+    wake::Wakes,
 };
 use crate::{
     error::Error,
     key::Key,
+    lease::Keeper,
     limit::{Adjustment, Answer, Demand, Micros},
 };
 
@@ -52,6 +54,7 @@ use crate::{
 pub(super) struct Connections {
     route: Route,
     names: Names,
+    keeper: Keeper,
     lines: Mutex<Vec<Line>>,
     /// Where all goes if there is not one server, but a cluster of them.
     #[cfg(feature = "cluster")]
@@ -87,19 +90,25 @@ struct Known {
     answered: AtomicBool,
     /// Whether the server said that somebody may be blocked.
     blocks: AtomicBool,
+    /// Whether it was told that it is of no more use.
+    is_broken: AtomicBool,
+    /// Who waits for what.
+    wakes: Arc<Wakes>,
 }
 
 impl Connections {
     pub(super) fn new(route: Route, names: Names) -> Self {
+        let keeper = Keeper::new();
         #[cfg(feature = "cluster")]
         if let Route::Cluster(seeds) = &route {
             let names = Names { apart: true, ..names };
             let cluster = Some(cluster::Cluster::new(seeds.clone(), names.clone()));
-            return Self { route, names, lines: Mutex::default(), cluster };
+            return Self { route, names, keeper, lines: Mutex::default(), cluster };
         }
         Self {
             route,
             names,
+            keeper,
             lines: Mutex::default(),
             #[cfg(feature = "cluster")]
             cluster: None,
@@ -113,6 +122,11 @@ impl Connections {
 
     pub(super) fn names(&self) -> &Names {
         &self.names
+    }
+
+    /// Returns what holders and waiters of this process share.
+    pub(super) fn keeper(&self) -> &Keeper {
+        &self.keeper
     }
 
     /// Puts a request in line; fails at once while its server is down.
@@ -184,6 +198,16 @@ impl Connections {
         self.get().await?.send(command).await
     }
 
+    /// Waits for a connection to the server that has a key.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all keys"))]
+    pub(super) async fn of_key(&self, key: &[u8]) -> Result<Connection, Error> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.way()?.connection(cluster::slot_of(key)).await;
+        }
+        self.get().await
+    }
+
     /// Returns which servers have to answer.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all keys"))]
     pub(super) fn parts(&self, demands: &[Demand<'_>]) -> u64 {
@@ -237,6 +261,14 @@ impl Connections {
     }
 }
 
+impl Known {
+    /// Notes that the connection is of no more use.
+    fn breaks(&self) {
+        self.is_broken.store(true, Ordering::Relaxed);
+        self.broken.notify_one();
+    }
+}
+
 impl Line {
     /// Returns true if the task that works on it lives. It is gone when its runtime is.
     fn is_kept_up(&self) -> bool {
@@ -258,6 +290,29 @@ impl Connection {
             return Ok(reply);
         }
         self.call(&DECIDE, &Call::decide(names, now, requests, true)).await
+    }
+
+    /// Hears what is published on a channel from now on.
+    pub(super) async fn subscribe(&self, channel: &[u8]) -> Result<(), Error> {
+        let mut handle = self.handle.clone();
+        let answer = async move { handle.subscribe(channel).await.map(|()| Value::Nil) };
+        self.tried(answer).await.map(drop).map_err(Error::from)
+    }
+
+    pub(super) async fn unsubscribe(&self, channel: &[u8]) -> Result<(), Error> {
+        let mut handle = self.handle.clone();
+        let answer = async move { handle.unsubscribe(channel).await.map(|()| Value::Nil) };
+        self.tried(answer).await.map(drop).map_err(Error::from)
+    }
+
+    /// Returns who waits for what on this connection.
+    pub(super) fn wakes(&self) -> &Arc<Wakes> {
+        &self.known.wakes
+    }
+
+    /// Returns true if this connection is of no more use.
+    pub(super) fn is_broken(&self) -> bool {
+        self.known.is_broken.load(Ordering::Relaxed)
     }
 
     /// Calls a script. A connection on which nothing comes back for [`CALL_TIMEOUT`] is given up.
@@ -282,12 +337,12 @@ impl Connection {
                 // A server that no longer takes writes is not the one to be connected to.
                 let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
                 if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
-                    self.known.broken.notify_one();
+                    self.known.breaks();
                 }
                 Err(Failure::Error(error))
             }
             Err(_) => {
-                self.known.broken.notify_one();
+                self.known.breaks();
                 Err(Failure::Silence)
             }
         }
@@ -366,7 +421,9 @@ async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Se
                 let connection = Connection { handle, known: Arc::clone(&known) };
                 queue.open();
                 state.send_replace(State::Up(connection.clone()));
-                if work(&state, &known.broken, Batches::new(&queue, &names, connection)).await.is_gone() {
+                let end = work(&state, &known.broken, Batches::new(&queue, &names, connection)).await;
+                known.wakes.end();
+                if end.is_gone() {
                     return;
                 }
                 state.send_replace(State::Connecting);

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use redis::{
-    Cmd, Pipeline, RedisFuture, Value,
+    Cmd, Pipeline, RedisError, RedisFuture, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 
@@ -65,6 +65,27 @@ impl Handle {
             Self::Tls(connection) => connection.get_mut(),
             #[cfg(feature = "redis-connection")]
             Self::Owned(owned) => owned.get_mut(),
+        }
+    }
+
+    /// Subscribes to a channel; what is published there is heard by what is known of the connection.
+    pub(super) async fn subscribe(&mut self, channel: &[u8]) -> Result<(), RedisError> {
+        match self {
+            Self::Ours(connection) => connection.subscribe(channel).await,
+            #[cfg(feature = "tls")]
+            Self::Tls(connection) => connection.get_mut().subscribe(channel).await,
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(_) => Err((redis::ErrorKind::RESP3NotSupported, "what it hears goes to its owner").into()),
+        }
+    }
+
+    pub(super) async fn unsubscribe(&mut self, channel: &[u8]) -> Result<(), RedisError> {
+        match self {
+            Self::Ours(connection) => connection.unsubscribe(channel).await,
+            #[cfg(feature = "tls")]
+            Self::Tls(connection) => connection.get_mut().unsubscribe(channel).await,
+            #[cfg(feature = "redis-connection")]
+            Self::Owned(_) => Ok(()),
         }
     }
 }

@@ -61,7 +61,10 @@ impl Server {
         let closed = Arc::clone(known);
         let tell = move |push: PushInfo| -> Result<(), SendError> {
             if push.kind == PushKind::Disconnection {
-                closed.broken.notify_one();
+                closed.breaks();
+            }
+            if push.kind == PushKind::Message {
+                closed.wakes.hear(&push.data);
             }
             Ok(())
         };

@@ -163,7 +163,7 @@ impl Connection {
         &self.commands
     }
 
-    pub(super) fn get_mut(&mut self) -> &mut dyn ConnectionLike {
+    pub(super) fn get_mut(&mut self) -> &mut MultiplexedConnection {
         &mut self.commands
     }
 }

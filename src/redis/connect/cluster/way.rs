@@ -15,7 +15,7 @@ use crate::{
     error::Error,
     redis::{
         batch::Undone,
-        connect::{CALL_TIMEOUT, Failure, Handle, cut_off, pause},
+        connect::{CALL_TIMEOUT, Connection, Failure, Handle, cut_off, pause},
         limit::Call,
         script::Script,
     },
@@ -143,6 +143,11 @@ impl Way {
                 }
             }
         }
+    }
+
+    /// Waits for a connection to whoever serves a slot.
+    pub(in crate::redis) async fn connection(&self, slot: u16) -> Result<Connection, Error> {
+        self.owner(slot).await?.connections.get().await
     }
 
     /// Returns who serves a slot, as far as is known; waits for a map if there is none.
