@@ -9,7 +9,7 @@ use super::{
     limit::{Call, Names},
     script::{
         ACQUIRE, ACQUIRE_IN_TURN, ACQUIRE_PERMIT, EXTEND, EXTEND_PERMIT, FORCE, HAND_OVER, HOLDERS, RELEASE,
-        RELEASE_IN_TURN, RELEASE_PERMIT, Script,
+        RELEASE_IN_TURN, RELEASE_PERMIT,
     },
     wake,
 };
