@@ -1,8 +1,8 @@
 //! Leases on a Cluster: a name lies in one slot, several names anywhere.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tollgate::{Redis, lease::Lock};
 
 use crate::support::{assert_all_keys_expire, cluster::Cluster};

@@ -1,7 +1,8 @@
 //! Guards: renewed while they live, lost in time, released at the end.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tollgate::lease::{Lock, Lost, Released};
 
 use super::{ms, sleep, soon, stages};

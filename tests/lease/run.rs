@@ -1,12 +1,8 @@
 //! Bodies that run under a lease, and break off when it is lost.
 
-use std::{
-    cell::Cell,
-    process::Command,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{cell::Cell, process::Command, rc::Rc, time::Duration};
 
+use tokio::time::Instant;
 use tollgate::lease::{Lock, Lost};
 
 use super::{ms, sleep, soon, stages};

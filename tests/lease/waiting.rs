@@ -1,13 +1,11 @@
 //! Waiters: woken at once, at the holder's end after a crash, in turn if they ask for it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
+use tokio::time::Instant;
 use tollgate::lease::{LeaseId, LeaseStore, Lock, Share, Terms, Token};
 
 use super::{ms, open, sleep, soon, stages};
