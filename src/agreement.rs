@@ -109,6 +109,10 @@ struct Trio {
 
 impl Trio {
     fn new(server: &Server) -> Self {
+        Self::by(&Redis::open(&server.url()).expect("an address"))
+    }
+
+    fn by(redis: &Redis) -> Self {
         static HISTORIES: AtomicU32 = AtomicU32::new(0);
         let number = HISTORIES.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("h{number}");
@@ -120,7 +124,7 @@ impl Trio {
         // Half-way between the instants at which aligned windows end.
         clock.advance(Duration::from_millis(25));
         let now = Micros::try_from(clock.elapsed_since_epoch().as_micros()).expect("a time");
-        let redis = Redis::open(&server.url()).expect("an address").prefix(&prefix).expect("a prefix");
+        let redis = redis.clone().prefix(&prefix).expect("a prefix");
         let policies = (0..POLICIES).map(|index| policy(index, 0)).collect();
         #[allow(clippy::disallowed_methods)]
         let started = Instant::now();
@@ -518,8 +522,65 @@ fn all_engines_decide_usual_requests_alike() {
     histories_agree(vec(usual_op(), 1..80));
 }
 
+/// On a Cluster one subject is decided on in one call, as on a server.
+#[cfg(feature = "cluster")]
+#[test]
+fn a_cluster_decides_alike() {
+    let of_one_subject = |op| match op {
+        Op::Decide(mut demands) => {
+            let subject = demands[0].1;
+            demands.iter_mut().for_each(|demand| demand.1 = subject);
+            demands.sort_unstable();
+            demands.dedup_by_key(|demand| demand.0);
+            Op::Decide(demands)
+        }
+        op => op,
+    };
+    let server = cluster();
+    let redis = Redis::open(&format!("redis+cluster://127.0.0.1:{}", server.port())).expect("an address");
+    histories_agree_on(&server, &redis, vec(op().prop_map(of_one_subject), 1..60));
+}
+
+/// While a slot moves, each demand is decided on by what names its one key alone.
+#[cfg(feature = "cluster")]
+#[test]
+fn a_cluster_whose_slots_move_decides_alike() {
+    let of_one_demand = |op| match op {
+        Op::Decide(mut demands) => {
+            demands.truncate(1);
+            Op::Decide(demands)
+        }
+        op => op,
+    };
+    let server = cluster();
+    let redis = Redis::open(&format!("redis+cluster://127.0.0.1:{}", server.port())).expect("an address");
+    histories_agree_on(&server, &redis.by_key_for_tests(), vec(op().prop_map(of_one_demand), 1..60));
+}
+
+/// Starts a cluster of one node.
+#[cfg(feature = "cluster")]
+fn cluster() -> Server {
+    let server = Server::start_with(&["--cluster-enabled", "yes"]);
+    let mut admin = server.admin();
+    let slots = (0..16_384).collect::<Vec<u16>>();
+    let _: () = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).query(&mut admin).expect("CLUSTER ADDSLOTS");
+    for _ in 0..2_000 {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut admin).expect("CLUSTER INFO");
+        if info.contains("cluster_state:ok") {
+            return server;
+        }
+        // A node tells nobody when it begins to serve.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the cluster does not begin to serve");
+}
+
 fn histories_agree(histories: impl Strategy<Value = Vec<Op>>) {
     let server = Server::start();
+    histories_agree_on(&server, &Redis::open(&server.url()).expect("an address"), histories);
+}
+
+fn histories_agree_on(server: &Server, redis: &Redis, histories: impl Strategy<Value = Vec<Op>>) {
     let rt = Runtime::new().expect("a runtime");
     let admin = std::cell::RefCell::new(server.admin());
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
@@ -528,7 +589,7 @@ fn histories_agree(histories: impl Strategy<Value = Vec<Op>>) {
         ..ProptestConfig::default()
     });
     let result = runner.run(&histories, |history| {
-        let mut trio = Trio::new(&server);
+        let mut trio = Trio::by(redis);
         for op in &history {
             trio.apply(op, &rt, &mut admin.borrow_mut());
         }

@@ -76,6 +76,9 @@ pub(super) struct Names {
     pub(super) buckets: u16,
     /// Whether the keys of each bucket are all that a call may name, as on a Cluster.
     pub(super) apart: bool,
+    /// Whether each call is to name one key, as if slots moved.
+    #[cfg(test)]
+    pub(super) by_key: bool,
 }
 
 impl Names {
@@ -438,10 +441,11 @@ impl Found {
         if let Self::Log { used, next, full, .. } = *self
             && standing.wait != Standing::NEVER
         {
-            let limit = policy.quota().limit_u32();
-            // How many units have to leave; the script told when the first does, and the last.
-            standing.wait = match used.saturating_add(cost).saturating_sub(limit) {
+            // How many units have to leave. If the script was asked for none, it told only when the first leaves, and
+            // the last.
+            standing.wait = match used.saturating_add(cost).saturating_sub(policy.quota().limit_u32()) {
                 0 => 0,
+                _ if standing.wait > 0 => standing.wait,
                 1 => next,
                 _ => full,
             };

@@ -101,6 +101,14 @@ impl Redis {
         self
     }
 
+    /// Decides as while slots move.
+    #[cfg(all(test, feature = "cluster"))]
+    pub(crate) fn by_key_for_tests(mut self) -> Self {
+        let names = Names { by_key: true, ..self.connections.names().clone() };
+        self.connections = Arc::new(self.connections.renamed(names));
+        self
+    }
+
     /// Writes the command of one decision, and decides by what a script might return to it: what a decision costs
     /// this process besides sending and waiting.
     ///
@@ -121,7 +129,13 @@ impl Redis {
 }
 
 fn default_names() -> Names {
-    Names { prefix: DEFAULT_PREFIX.into(), buckets: DEFAULT_BUCKETS, apart: false }
+    Names {
+        prefix: DEFAULT_PREFIX.into(),
+        buckets: DEFAULT_BUCKETS,
+        apart: false,
+        #[cfg(test)]
+        by_key: false,
+    }
 }
 
 /// Returns the name of a key, for tests that look at the server.

@@ -36,19 +36,21 @@ pub(super) fn decide(cluster: &Cluster, now: Option<Micros>, asked: Asked) -> An
     if now.is_none() && asked.iter().all(|asking| bucket(asking) == bucket(&asked[0])) {
         return cluster.push(asked);
     }
-    let (way, runtime) = match (cluster.way(), runtime::Handle::try_current()) {
-        (Ok(way), Ok(runtime)) => (way, runtime),
-        (Err(error), _) => return Answer::ready(Err(error)),
-        (_, Err(error)) => return Answer::ready(Err(Error::store("redis needs a tokio runtime").with_source(error))),
-    };
     let mut places: Vec<usize> = (0..asked.len()).collect();
     places.sort_by_key(|place| bucket(&asked[*place]));
     let together = places.chunk_by(|one, other| bucket(&asked[*one]) == bucket(&asked[*other]));
     let pieces = together.rev().map(|places| Piece { places: places.into(), by_key: false }).collect();
-    let ground = Ground { way, names: cluster.names().clone(), now };
-    let turn = Turn::new(ground, runtime, Some(cluster.clone()), asked, pieces);
-    let waiting = Arc::clone(&turn.waiting);
-    Answer::parted(turn.run(), waiting)
+    #[cfg(test)]
+    let pieces = if cluster.names().by_key { (0..asked.len()).rev().map(Piece::by_key).collect() } else { pieces };
+    let (cluster, waiting) = (cluster.clone(), Arc::<AtomicU64>::default());
+    let work = {
+        let waiting = Arc::clone(&waiting);
+        async move {
+            let ground = Ground { way: cluster.way()?, names: cluster.names().clone(), now };
+            Turn::new(ground, Some(cluster), asked, pieces, waiting).run().await
+        }
+    };
+    Answer::parted(work, waiting)
 }
 
 /// Decides on jobs whose keys are on the way from one node to another: one key after the other.
@@ -62,7 +64,7 @@ pub(super) async fn each_by_key(way: &Way, names: &Names, jobs: Vec<Job>) {
                 Promised::Part(promise) => promise.keep(Ok(None)),
                 Promised::Decision(promise) => {
                     let pieces = (0..job.asked.len()).rev().map(Piece::by_key).collect();
-                    let turn = Turn::new(ground, runtime::Handle::current(), None, job.asked, pieces);
+                    let turn = Turn::new(ground, None, job.asked, pieces, Arc::default());
                     promise.keep(turn.run().await);
                 }
             }
@@ -73,13 +75,8 @@ pub(super) async fn each_by_key(way: &Way, names: &Names, jobs: Vec<Job>) {
 
 /// Changes charges that may lie in several slots; those of a slot together.
 pub(super) fn settle(cluster: &Cluster, now: Option<Micros>, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-    match cluster.way() {
-        Ok(way) => {
-            let ground = Ground { way, names: cluster.names().clone(), now };
-            Answer::pending(ground.settle(adjustments))
-        }
-        Err(error) => Answer::ready(Err(error)),
-    }
+    let (cluster, corrections) = (cluster.clone(), corrections(cluster.names(), now, adjustments));
+    Answer::pending(async move { carry_out(&cluster.way()?, corrections).await })
 }
 
 /// Where to decide, and by what time.
@@ -124,15 +121,19 @@ struct Taken {
 }
 
 impl Turn {
+    /// # Panics
+    ///
+    /// Outside a runtime, in which no way could have been found.
     fn new(
         ground: Ground,
-        runtime: runtime::Handle,
         cluster: Option<Cluster>,
         asked: Asked,
         to_come: Vec<Piece>,
+        waiting: Arc<AtomicU64>,
     ) -> Self {
+        let runtime = runtime::Handle::current();
         let taken = Taken { ground, runtime, charges: Vec::new(), under_way: None };
-        Self { cluster, asked, to_come, done: Vec::new(), waiting: Arc::default(), taken }
+        Self { cluster, asked, to_come, done: Vec::new(), waiting, taken }
     }
 
     async fn run(mut self) -> Result<Decision, Error> {
@@ -236,41 +237,9 @@ impl Ground {
         let adjustments = charges
             .iter()
             .map(|(asking, receipt)| Adjustment::new(asking.policy(), asking.subject(), *receipt, asking.cost(), 0));
-        let settling = self.settle(&adjustments.collect::<Vec<_>>());
-        if let Err(error) = settling.await {
+        let corrections = corrections(&self.names, self.now, &adjustments.collect::<Vec<_>>());
+        if let Err(error) = carry_out(&self.way, corrections).await {
             tracing::debug!(%error, "what a refused request was charged could not be given back");
-        }
-    }
-
-    fn settle(&self, adjustments: &[Adjustment<'_>]) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        let bucket = |adjustment: &Adjustment<'_>| adjustment.subject().bucket(self.names.buckets);
-        let mut sorted: Vec<&Adjustment<'_>> = adjustments.iter().collect();
-        sorted.sort_by_key(|adjustment| bucket(adjustment));
-        let call = |adjustments: &[&Adjustment<'_>]| {
-            Call::settle(&self.names, self.now, adjustments.iter().map(|adjustment| &**adjustment))
-        };
-        let slots = sorted.chunk_by(|one, other| bucket(one) == bucket(other)).map(|of_slot| {
-            let each = if of_slot.len() > 1 { of_slot.chunks(1).map(call).collect() } else { Vec::new() };
-            (call(of_slot), each)
-        });
-        let slots: Vec<(Call, Vec<Call>)> = slots.collect();
-        let way = self.way.clone();
-        async move {
-            let settle = |(together, each): (Call, Vec<Call>)| {
-                let way = &way;
-                Box::pin(async move {
-                    let slot = slot_of(together.first_key());
-                    let order = Order::Script(&SETTLE, &together);
-                    if way.call_or_scatter(slot, order).await?.is_some() {
-                        return Ok(());
-                    }
-                    for one in each {
-                        way.call(slot, Order::Script(&SETTLE, &one)).await?;
-                    }
-                    Ok(())
-                }) as Pin<Box<dyn Future<Output = Result<(), Error>> + Send + '_>>
-            };
-            join(slots.into_iter().map(settle).collect()).await.into_iter().collect()
         }
     }
 
@@ -314,6 +283,39 @@ impl Ground {
         let reply = self.way.call(slot_of(call.first_key()), Order::Script(&DECIDE, &call)).await?;
         Reply::new(&reply)?.0.next(&asked)
     }
+}
+
+/// Corrections of charges in one slot: all in one call, and, if they are several, each in one of its own.
+struct Correction {
+    together: Call,
+    each: Vec<Call>,
+}
+
+fn corrections(names: &Names, now: Option<Micros>, adjustments: &[Adjustment<'_>]) -> Vec<Correction> {
+    let bucket = |adjustment: &Adjustment<'_>| adjustment.subject().bucket(names.buckets);
+    let mut sorted: Vec<&Adjustment<'_>> = adjustments.iter().collect();
+    sorted.sort_by_key(|adjustment| bucket(adjustment));
+    let call = |some: &[&Adjustment<'_>]| Call::settle(names, now, some.iter().copied());
+    let of_slot = |some: &[&Adjustment<'_>]| Correction {
+        together: call(some),
+        each: if some.len() > 1 { some.chunks(1).map(call).collect() } else { Vec::new() },
+    };
+    sorted.chunk_by(|one, other| bucket(one) == bucket(other)).map(of_slot).collect()
+}
+
+async fn carry_out(way: &Way, corrections: Vec<Correction>) -> Result<(), Error> {
+    let settle = |correction: Correction| {
+        Box::pin(async move {
+            let slot = slot_of(correction.together.first_key());
+            if way.call_or_scatter(slot, Order::Script(&SETTLE, &correction.together)).await?.is_none() {
+                for one in &correction.each {
+                    way.call(slot, Order::Script(&SETTLE, one)).await?;
+                }
+            }
+            Ok(())
+        }) as Pin<Box<dyn Future<Output = Result<(), Error>> + Send + '_>>
+    };
+    join(corrections.into_iter().map(settle).collect()).await.into_iter().collect()
 }
 
 /// Reads until when a policy blocks a subject, from what block.lua keeps.

@@ -2,6 +2,13 @@
 
 mod decisions;
 mod leases;
+mod lost;
+mod moving;
+mod nodes;
+#[allow(dead_code)] // These tests use a part of it.
+#[path = "../faults/proxy.rs"]
+mod proxy;
+mod start;
 #[path = "../support/mod.rs"]
 mod support;
 
