@@ -6,6 +6,7 @@
 mod connections;
 mod frozen;
 mod gone;
+mod processes;
 mod proxy;
 mod refused;
 #[path = "../support/mod.rs"]

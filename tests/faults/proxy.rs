@@ -47,7 +47,11 @@ pub(crate) enum Mood {
 impl Proxy {
     /// Starts in front of a port, and runs as long as its runtime.
     pub(crate) async fn start(target: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::start_at(("127.0.0.1", 0), target).await
+    }
+
+    pub(crate) async fn start_at(at: (&str, u16), target: u16) -> Self {
+        let listener = TcpListener::bind(at).await.expect("a free port");
         let port = listener.local_addr().expect("its address").port();
         let weather = Arc::new(Weather {
             mood: AtomicU8::new(0),
@@ -62,6 +66,10 @@ impl Proxy {
             }
         });
         Self { port, weather }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn url(&self) -> String {

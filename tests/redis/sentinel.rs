@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tollgate::{Demand, Limiter, OnError, Policy, Quota, Redis, limit::Store};
 
 use super::{access::acl_line, limiter_at};
-use crate::support::{sentinels::Sentinels, server::Server};
+use crate::support::{calls, sentinels::Sentinels, server::Server};
 
 static POLICY: Policy = Policy::token_bucket("calls", Quota::per_day(100)).on_error(OnError::Deny);
 
@@ -85,6 +85,48 @@ async fn a_master_that_dies_under_load_is_followed_by_the_next_one_exactly() {
     assert_eq!(admitted, 100);
     let info: String = redis::cmd("INFO").arg("replication").query(&mut servers.replica.admin()).expect("INFO");
     assert!(info.contains("role:master"), "{info}");
+}
+
+#[allow(clippy::disallowed_methods)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_is_replaced_by_hand_is_left_while_it_still_takes_writes() {
+    let servers = Sentinels::start();
+    let limiter = limiter_at(&servers.url(""));
+    assert!(limiter.check(&POLICY, "user:42").await.is_allowed());
+    servers.fail_over();
+    let role = |server: &Server| -> String {
+        let info: String = redis::cmd("INFO").arg("replication").query(&mut server.admin()).expect("INFO");
+        info.lines().find_map(|line| line.strip_prefix("role:")).expect("a role").to_owned()
+    };
+    while role(&servers.replica) != "master" {
+        // Real time, here and below, since real sentinels elect.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let promoted = Instant::now();
+    let decided = |server: &Server| calls(&mut server.admin(), "evalsha") + calls(&mut server.admin(), "eval");
+    while decided(&servers.replica) == 0 {
+        assert!(promoted.elapsed() < Duration::from_secs(4), "it is not followed");
+        assert!(!limiter.check(&POLICY, "user:42").await.is_unavailable());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    println!("followed after {:?}", promoted.elapsed());
+    assert_eq!(role(&servers.master), "master", "it would have been left for that");
+    let (old, new) = (decided(&servers.master), decided(&servers.replica));
+    for _ in 0..20 {
+        assert!(!limiter.check(&POLICY, "user:42").await.is_degraded());
+    }
+    assert_eq!((decided(&servers.master), decided(&servers.replica)), (old, new + 20));
+    // The sentinels are asked on one connection, however long.
+    let mut admin = servers.sentinel();
+    let mut asking = || -> Vec<String> {
+        let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).expect("CLIENT LIST");
+        let ours = clients.lines().filter(|line| line.contains(" cmd=sentinel"));
+        ours.map(|line| line.split(' ').next().expect("an id").to_owned()).collect()
+    };
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let before = asking();
+    tokio::time::sleep(Duration::from_millis(2_200)).await;
+    assert_eq!((asking(), before.len()), (before, 1));
 }
 
 #[tokio::test]

@@ -85,9 +85,14 @@ impl Sentinels {
 
     /// Has one sentinel replace the master by the replica, as an operator does.
     pub fn fail_over(&self) {
+        let _: () =
+            redis::cmd("SENTINEL").arg("FAILOVER").arg("main").query(&mut self.sentinel()).expect("SENTINEL FAILOVER");
+    }
+
+    /// Returns a connection to the first sentinel.
+    pub fn sentinel(&self) -> redis::Connection {
         let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.sentinels[0].port)).expect("an address");
-        let mut admin = client.get_connection().expect("a connection to our own sentinel");
-        let _: () = redis::cmd("SENTINEL").arg("FAILOVER").arg("main").query(&mut admin).expect("SENTINEL FAILOVER");
+        client.get_connection().expect("a connection to our own sentinel")
     }
 
     /// Waits until all sentinels tell something of the master.

@@ -15,7 +15,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -86,8 +86,13 @@ pub(super) struct Connection {
 struct Known {
     /// Told once the connection is of no more use.
     broken: Notify,
+    /// Why it is of no more use, if an answer has told.
+    why: OnceLock<Error>,
     /// Whether anything useful has come back on it.
     answered: AtomicBool,
+    /// The master's address, as a sentinel told it.
+    #[cfg(feature = "sentinel")]
+    master: OnceLock<(String, u16)>,
     /// Whether the server said that somebody may be blocked.
     blocks: AtomicBool,
     /// Whether it was told that it is of no more use.
@@ -337,6 +342,7 @@ impl Connection {
                 // A server that no longer takes writes is not the one to be connected to.
                 let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
                 if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
+                    let _ = self.known.why.set(Failure::Error(error.clone()).into());
                     self.known.breaks();
                 }
                 Err(Failure::Error(error))
@@ -421,17 +427,23 @@ async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Se
                 let connection = Connection { handle, known: Arc::clone(&known) };
                 queue.open();
                 state.send_replace(State::Up(connection.clone()));
-                let end = work(&state, &known.broken, Batches::new(&queue, &names, connection)).await;
+                let end =
+                    work(&state, &known.broken, route.moved(&known), Batches::new(&queue, &names, connection)).await;
+                // Whoever still has it must let it go, whatever the reason.
+                known.breaks();
                 known.wakes.end();
-                if end.is_gone() {
+                if matches!(end, End::Gone) {
                     return;
                 }
-                state.send_replace(State::Connecting);
-                // A server that accepts and then fails at once is left alone like one that is down.
-                if known.answered.load(Ordering::Relaxed) {
+                if matches!(end, End::Moved) || known.answered.load(Ordering::Relaxed) {
+                    state.send_replace(State::Connecting);
                     failures = 0;
                     Duration::ZERO
                 } else {
+                    // A server that accepts and then fails at once is left alone like one that is down.
+                    let error = known.why.get().cloned().unwrap_or_else(cut_off);
+                    queue.close(&error);
+                    state.send_replace(State::Down(error));
                     failures = failures.saturating_add(1);
                     pause(failures)
                 }
@@ -453,23 +465,28 @@ async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Se
 enum End {
     /// Nobody can ask any more.
     Gone,
+    /// It leads to a server that is not the one any more.
+    Moved,
     Broken,
 }
 
-impl End {
-    fn is_gone(&self) -> bool {
-        matches!(self, Self::Gone)
-    }
-}
-
-/// Works until the connection is broken, or nobody can ask any more.
-async fn work(state: &watch::Sender<State>, broken: &Notify, batches: Batches<'_, Connection>) -> End {
+/// Works until the connection is broken or leads to the wrong server, or nobody can ask any more.
+async fn work(
+    state: &watch::Sender<State>,
+    broken: &Notify,
+    moved: impl Future<Output = ()>,
+    batches: Batches<'_, Connection>,
+) -> End {
     let (mut gone, mut broken, mut batches) = (pin!(state.closed()), pin!(broken.notified()), pin!(batches));
+    let mut moved = pin!(moved);
     poll_fn(|cx| {
         if gone.as_mut().poll(cx).is_ready() {
             return Poll::Ready(End::Gone);
         }
         let _ = batches.as_mut().poll(cx);
+        if moved.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(End::Moved);
+        }
         broken.as_mut().poll(cx).map(|()| End::Broken)
     })
     .await

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{future, sync::Arc};
 
 use redis::{
     Cmd, Pipeline, RedisError, RedisFuture, Value,
@@ -44,6 +44,16 @@ impl Route {
             #[cfg(feature = "redis-connection")]
             Self::Owned(owned) => Ok(Handle::Owned(owned.clone())),
         }
+    }
+
+    /// Waits until a connection leads to a server that is not the one any more; for ever where nobody could tell.
+    pub(super) async fn moved(&self, known: &Known) {
+        #[cfg(feature = "sentinel")]
+        if let (Self::Sentinels(sentinels), Some(master)) = (self, known.master.get()) {
+            return sentinels.moved(master).await;
+        }
+        let _ = known;
+        future::pending().await
     }
 }
 

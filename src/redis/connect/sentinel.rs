@@ -95,8 +95,36 @@ impl Sentinels {
         Err(Error::store(what).with_source(why.join("; ")))
     }
 
+    /// Waits until a sentinel names another master.
+    ///
+    /// A master that was replaced by hand takes writes for ten seconds more before it is made a replica, and what is
+    /// charged there is lost.
+    pub(super) async fn moved(&self, master: &(String, u16)) {
+        let mut at = self.first.load(Ordering::Relaxed);
+        let mut sentinel = None;
+        loop {
+            time::sleep(LOOK_PERIOD).await;
+            let look = async {
+                let connection = match sentinel.take() {
+                    Some(connection) => connection,
+                    None => self.sentinels[at].connect_once().await?,
+                };
+                self.ask(sentinel.insert(connection)).await
+            };
+            match time::timeout(ASK_TIMEOUT, look).await {
+                Ok(Ok(Some(now))) if now != *master => return,
+                Ok(Ok(_)) => {}
+                _ => {
+                    sentinel = None;
+                    at = (at + 1) % self.sentinels.len();
+                }
+            }
+        }
+    }
+
     async fn through(&self, sentinel: &Server, known: &Arc<Known>) -> Result<Handle, String> {
-        let said = time::timeout(ASK_TIMEOUT, self.ask(sentinel)).await;
+        let look = async { self.ask(&mut sentinel.connect_once().await?).await };
+        let said = time::timeout(ASK_TIMEOUT, look).await;
         let (host, port) = match said {
             Ok(Ok(Some(found))) => found,
             Ok(Ok(None)) => return Err("knows no master of that name".to_owned()),
@@ -104,14 +132,17 @@ impl Sentinels {
             Err(_) => return Err(format!("no answer within {ASK_TIMEOUT:?}")),
         };
         let master = format!("{host}:{port}");
-        let mut connection =
-            self.server.at(host, port).connect(known).await.map_err(|error| format!("master {master}: {error}"))?;
+        let server = self.server.at(host.clone(), port);
+        let mut connection = server.connect(known).await.map_err(|error| format!("master {master}: {error}"))?;
         // A sentinel may not have heard yet, and a replica would answer each call with READONLY.
         let question = redis::cmd("ROLE");
         let role = question.query_async::<Vec<redis::Value>>(&mut connection);
         match time::timeout(CONNECT_TIMEOUT, role).await {
             Ok(Ok(role)) => match role.first().map(redis::from_redis_value_ref::<String>) {
-                Some(Ok(role)) if role == "master" => Ok(connection),
+                Some(Ok(role)) if role == "master" => {
+                    let _ = known.master.set((host, port));
+                    Ok(connection)
+                }
                 _ => Err(format!("{master} is no master")),
             },
             Ok(Err(error)) => Err(format!("cannot ask {master} for its role: {error}")),
@@ -119,14 +150,16 @@ impl Sentinels {
         }
     }
 
-    async fn ask(&self, sentinel: &Server) -> Result<Option<(String, u16)>, RedisError> {
-        let mut connection = sentinel.connect_once().await?;
+    async fn ask(&self, sentinel: &mut Handle) -> Result<Option<(String, u16)>, RedisError> {
         let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master).query_async(&mut connection).await
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master).query_async(sentinel).await
     }
 }
 
 const DEFAULT_PORT: u16 = 26_379;
+
+/// How often it is asked whether the master is still the one.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// A sentinel is near, and there are others.
 const ASK_TIMEOUT: Duration = Duration::from_millis(500);
