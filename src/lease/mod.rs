@@ -22,12 +22,15 @@ mod keeper;
 #[expect(clippy::module_inception)] // A lease is what this is about.
 mod lease;
 mod lock;
+mod once;
 mod race;
+mod record;
 mod renew;
 mod reply;
 mod run;
 mod semaphore;
 mod store;
+mod tickets;
 mod token;
 mod wait;
 mod watch;
@@ -40,10 +43,13 @@ pub use self::{
     keeper::Keeper,
     lease::Lease,
     lock::Lock,
+    once::{Attempt, NotStarted, Once, Ran},
+    record::{Begin, Begun, OnUnknown, RecordStore},
     reply::Reply,
     run::{RanAnyway, RunError},
     semaphore::{Permit, Semaphore},
     store::{Acquired, Holder, LeaseId, LeaseStore, Share, Terms},
+    tickets::Tickets,
     token::{Fence, Token},
     watch::Watch,
 };

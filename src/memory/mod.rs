@@ -3,11 +3,12 @@
 mod clock;
 mod lease;
 mod limit;
+mod record;
 
 use std::{sync::Arc, time::Duration};
 
 pub use self::clock::ManualClock;
-use self::{clock::Clock, lease::Leases, limit::Table};
+use self::{clock::Clock, lease::Leases, limit::Table, record::Records};
 use crate::{
     error::Error,
     key::Key,
@@ -46,6 +47,7 @@ pub struct Memory {
     clock: Clock,
     table: Arc<Table>,
     leases: Arc<Leases>,
+    records: Arc<Records>,
     max_keys: usize,
     when_full: WhenFull,
 }
@@ -109,6 +111,19 @@ impl Memory {
         Self::of(self.clock, self.max_keys, when_full)
     }
 
+    /// Sets how many bytes of records to hold at most ([`Once`](crate::lease::Once) and
+    /// [`Tickets`](crate::lease::Tickets)); the default is
+    /// [`DEFAULT_MAX_RECORD_BYTES`](Self::DEFAULT_MAX_RECORD_BYTES). Starts without records.
+    ///
+    /// Records and leases are never dropped for new ones: what finds no room is an error.
+    #[must_use]
+    pub fn max_record_bytes(self, bytes: usize) -> Self {
+        Self { records: Arc::new(Records::new(self.max_keys, bytes)), ..self }
+    }
+
+    /// 64 MB: some ten thousand responses of usual size.
+    pub const DEFAULT_MAX_RECORD_BYTES: usize = 64 << 20;
+
     /// One million: some 70 MB when all of them are in use, and more clients than one process serves in a window.
     pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
 
@@ -130,7 +145,8 @@ impl Memory {
 
     fn of(clock: Clock, max_keys: usize, when_full: WhenFull) -> Self {
         let table = Arc::new(Table::new(max_keys, when_full));
-        Self { clock, table, leases: Arc::new(Leases::new(max_keys)), max_keys, when_full }
+        let records = Arc::new(Records::new(max_keys, Self::DEFAULT_MAX_RECORD_BYTES));
+        Self { clock, table, leases: Arc::new(Leases::new(max_keys)), records, max_keys, when_full }
     }
 }
 

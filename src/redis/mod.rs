@@ -9,6 +9,7 @@ mod batch;
 mod connect;
 mod lease;
 mod limit;
+mod record;
 mod script;
 #[cfg(feature = "cluster")]
 mod turn;

@@ -25,6 +25,11 @@ pub(super) static RELEASE_IN_TURN: Script = Script::new(include_str!("lua/releas
 pub(super) static RELEASE_PERMIT: Script = Script::new(include_str!("lua/release_permit.lua"));
 pub(super) static HOLDERS: Script = Script::new(include_str!("lua/holders.lua"));
 pub(super) static FORCE: Script = Script::new(include_str!("lua/force.lua"));
+pub(super) static BEGIN: Script = Script::new(include_str!("lua/begin.lua"));
+pub(super) static EXTEND_ATTEMPT: Script = Script::new(include_str!("lua/extend_attempt.lua"));
+pub(super) static COMPLETE: Script = Script::new(include_str!("lua/complete.lua"));
+pub(super) static ABANDON: Script = Script::new(include_str!("lua/abandon.lua"));
+pub(super) static TAKE: Script = Script::new(include_str!("lua/take.lua"));
 
 impl Script {
     const fn new(text: &'static str) -> Self {
@@ -89,6 +94,11 @@ mod tests {
         ("release_permit.lua", &RELEASE_PERMIT),
         ("holders.lua", &HOLDERS),
         ("force.lua", &FORCE),
+        ("begin.lua", &BEGIN),
+        ("extend_attempt.lua", &EXTEND_ATTEMPT),
+        ("complete.lua", &COMPLETE),
+        ("abandon.lua", &ABANDON),
+        ("take.lua", &TAKE),
     ];
 
     /// Returns the numbers of all `NAME[n]` in a text; `NAME[i]` and `NAME[k]` stand for any number.

@@ -4,6 +4,7 @@ mod access;
 mod bounds;
 mod holding;
 mod port;
+mod records;
 mod run;
 mod semaphore;
 #[path = "../support/mod.rs"]
