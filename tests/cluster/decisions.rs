@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
-use tollgate::{Demand, Quota};
+use tollgate::{Demand, Limiter, Quota, Redis};
 
 use crate::{
     open, patient, policies,
@@ -20,6 +20,7 @@ async fn exactly_n_pass_and_all_a_limiter_does_works() {
     blocks_and_resets_work_everywhere(&cluster).await;
     whoever_goes_away_in_the_middle_gives_back(&cluster).await;
     a_lost_script_is_brought_again(&cluster).await;
+    refusals_are_remembered_and_units_drawn_ahead(&cluster).await;
     for server in &cluster.masters {
         assert_all_keys_expire(&mut server.admin());
     }
@@ -225,4 +226,33 @@ async fn a_lost_script_is_brought_again(cluster: &Cluster) {
         let _: () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut cluster.masters[1].admin()).expect("SCRIPT FLUSH");
         assert_eq!(limiter.check(policy, &subject).await.remaining(), Some(left));
     }
+}
+
+async fn refusals_are_remembered_and_units_drawn_ahead(cluster: &Cluster) {
+    let shielded = || Limiter::new(Redis::open(&cluster.url()).expect("an address")).deadline(Duration::from_secs(10));
+    let sent = || cluster.masters.iter().map(|server| calls(&mut server.admin(), "evalsha")).sum::<u64>();
+    let limiter = shielded().deny_max_age(Duration::from_secs(60));
+    let policy = &policies(Quota::per_hour(1))[2];
+    let subjects: Vec<String> = (0..3).map(|node| cluster.subject_of(node, 50)).collect();
+    let demands: Vec<_> = subjects.iter().map(|subject| Demand::new(policy, subject)).collect();
+    assert!(limiter.decide(&demands).await.0.is_allowed());
+    assert!(!limiter.decide(&demands).await.0.is_allowed());
+    let before = sent();
+    for _ in 0..100 {
+        assert!(!limiter.decide(&demands).await.0.is_allowed());
+    }
+    assert_eq!(sent(), before);
+
+    let limiters = [shielded(), shielded()];
+    let policy = policies(Quota::per_hour(2_000))[0].clone().allotted(50);
+    let (mut passed, mut allotted) = (0, 0);
+    for i in 0..1_500 {
+        let decision = limiters[i % 2].check(&policy, &subjects[0]).await;
+        (passed, allotted) = (passed + u64::from(decision.is_allowed()), allotted + u64::from(decision.is_allotted()));
+    }
+    for limiter in &limiters {
+        assert!(limiter.shutdown(Duration::from_secs(10)).await);
+    }
+    assert!(passed == 1_500 && allotted > 500, "{passed} {allotted}");
+    assert_eq!(patient(&cluster.url()).peek(&policy, &subjects[0]).await.remaining(), Some(500));
 }

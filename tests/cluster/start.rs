@@ -1,14 +1,13 @@
 //! How a cluster is found.
 
-use std::{fs, net::TcpListener, time::Duration};
+use std::{net::TcpListener, time::Duration};
 
 use tokio::time::{Instant, sleep};
-use tollgate::{Demand, OnError, Policy, Quota, Redis, Tls, limit::Store};
+use tollgate::{Demand, OnError, Policy, Quota, Redis, limit::Store};
 
 use crate::{
     open, patient,
     support::{
-        certificates,
         cluster::{Cluster, run},
         server::Server,
     },
@@ -102,26 +101,6 @@ async fn what_is_wrong_is_told() {
     run::<()>(node, "CLUSTER FLUSHSLOTS", &[]);
     let said = failure(&cluster.url()).await;
     assert!(said.contains("serves any slot"), "{said}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nodes_are_spoken_to_by_tls() {
-    let dir = tempfile::tempdir().expect("a folder");
-    certificates::authority(dir.path(), "ca");
-    certificates::signed(dir.path(), "server", "ca");
-    let path = |file: &str| dir.path().join(file).to_str().expect("plain text").to_owned();
-    let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
-    let port = Server::free_port().to_string();
-    let tls = ["--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
-    let _cluster = Cluster::start_with(1, 0, &[&tls[..], &["--tls-cluster", "yes"]].concat(), |_| None);
-    let redis = Redis::open(&format!("rediss+cluster://127.0.0.1:{port}")).expect("an address");
-    let said = redis.decide(&[Demand::new(&POLICY, "user:42")]).await.expect_err("no trust");
-    assert!(format!("{said:?}").contains("certificate"), "{said:?}");
-    certificates::signed(dir.path(), "client", "ca");
-    let read = |file: &str| fs::read(dir.path().join(file)).expect(file);
-    let tls = Tls::new().ca_pem(read("ca.pem")).client_pem(read("client.pem"), read("client.key"));
-    let redis = redis.tls(&tls).expect("certificates");
-    assert!(redis.decide(&[Demand::new(&POLICY, "user:42")]).await.expect("an answer").is_allowed());
 }
 
 /// A limiter outlives a runtime, and two of them share it.
