@@ -77,8 +77,14 @@ async fn ask_at_once(limiter: &Limiter, policy: &'static Policy, times: usize) -
 
 /// Asserts that the store decides.
 async fn assert_well(limiter: &Limiter) {
-    let (decision, _) = ask(limiter, &DENY).await;
-    assert!(!decision.is_degraded(), "{decision:?}");
+    // A busy machine may be late with the first connection.
+    for _ in 0..5 {
+        if !ask(limiter, &DENY).await.0.is_degraded() {
+            return;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the store does not decide");
 }
 
 /// Asks until the store has answered so often in a row, and returns how long it took until the first of those.
