@@ -404,7 +404,7 @@ impl Future for Ask {
     type Output = Decision;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
-        let mut decision = decided(ready!(Pin::new(&mut self.pending).poll(cx)));
+        let mut decision = decided(ready!(Pin::new(&mut self.pending).poll(cx)).map(|decision| *decision));
         if let Some(places) = &self.places {
             decision.spread(places);
         }
@@ -479,7 +479,7 @@ impl Settler for Gate {
             let _on_its_way = on_its_way;
             pending.await
         });
-        Answer::pending(async {
+        Answer::handed_on(async {
             task.await.unwrap_or_else(|cut| Err(Error::store("settling was cut off").with_source(cut)))
         })
     }

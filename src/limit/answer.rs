@@ -20,28 +20,29 @@ enum Inner<T> {
     Pending(Pending<T>),
 }
 
-/// An answer that is on its way; small, whatever it will be.
+/// An answer that is on its way; small, whatever it will be, and small when it comes, since each that waits for it hands
+/// it on.
 pub(crate) enum Pending<T> {
     Boxed(Work<T>),
     /// One that tells which parts of the store it waits for at present.
     #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "other stores are one part"))]
     Parted(Work<T>, Arc<AtomicU64>),
-    Promised(oneshot::Receiver<Result<T, Error>>),
+    Promised(oneshot::Receiver<Result<Box<T>, Error>>),
 }
 
-type Work<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+type Work<T> = Pin<Box<dyn Future<Output = Result<Box<T>, Error>> + Send>>;
 
 /// Gives the answer that [`Answer::promised`] is waiting for.
 ///
 /// Dropped without that, it answers that the connection to the store was lost.
 #[derive(Debug)]
-pub struct Promise<T = Decision>(oneshot::Sender<Result<T, Error>>);
+pub struct Promise<T = Decision>(oneshot::Sender<Result<Box<T>, Error>>);
 
 impl<T> Promise<T> {
     /// Answers.
     pub fn keep(self, answer: Result<T, Error>) {
         // Who has gone away needs no answer.
-        let _ = self.0.send(answer);
+        let _ = self.0.send(answer.map(Box::new));
     }
 
     /// Returns true if nobody waits any more.
@@ -58,6 +59,11 @@ impl<T> Answer<T> {
 
     /// Answers when `future` does.
     pub fn pending(future: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        Self::handed_on(async { future.await.map(Box::new) })
+    }
+
+    /// Answers when `future` does, with what another answer was.
+    pub(crate) fn handed_on(future: impl Future<Output = Result<Box<T>, Error>> + Send + 'static) -> Self {
         Self(Inner::Pending(Pending::Boxed(Box::pin(future))))
     }
 
@@ -67,7 +73,7 @@ impl<T> Answer<T> {
         future: impl Future<Output = Result<T, Error>> + Send + 'static,
         waiting: Arc<AtomicU64>,
     ) -> Self {
-        Self(Inner::Pending(Pending::Parted(Box::pin(future), waiting)))
+        Self(Inner::Pending(Pending::Parted(Box::pin(async { future.await.map(Box::new) }), waiting)))
     }
 
     /// Answers when the promise is kept.
@@ -110,7 +116,7 @@ impl<T> From<Pending<T>> for Answer<T> {
 }
 
 impl<T> Future for Pending<T> {
-    type Output = Result<T, Error>;
+    type Output = Result<Box<T>, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
@@ -131,7 +137,7 @@ impl<T: Unpin> Future for Answer<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             Inner::Ready(answer) => Poll::Ready(answer.take().expect("an answer is polled until it is ready")),
-            Inner::Pending(pending) => Pin::new(pending).poll(cx),
+            Inner::Pending(pending) => Pin::new(pending).poll(cx).map_ok(|answer| *answer),
         }
     }
 }

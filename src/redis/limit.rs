@@ -576,7 +576,7 @@ const ERA: u64 = 1_000_000_000_000_000;
 const FIRST: u64 = 10_000_000_000_000;
 /// More than all buckets hold, and little enough that a script's sums stay below 2⁵³.
 const MOST_TIME: u64 = 1 << 51;
-const RENEWAL_SPAN_MICROS: u64 = 1 << 20;
+const RENEWAL_SPAN_MICROS: u64 = 1 << 22;
 
 #[cfg(test)]
 mod tests {

@@ -79,7 +79,7 @@ impl<S: Store> Store for DenyCache<S> {
             }
             Err(pending) => pending,
         };
-        Answer::pending(async move {
+        Answer::handed_on(async move {
             let answered = pending.await;
             answered.inspect(|decision| memory.learn(&asked, decision, now))
         })
@@ -124,7 +124,7 @@ impl<S: Store> DenyCache<S> {
         let memory = Arc::clone(&self.memory);
         match answer.now() {
             Ok(answer) => Answer::ready(answer),
-            Err(pending) => Answer::pending(async move {
+            Err(pending) => Answer::handed_on(async move {
                 let answer = pending.await;
                 memory.forget_all(&prints);
                 answer

@@ -53,14 +53,25 @@ impl<S: Store> Store for Failover<S> {
         };
         let visit = Visit { bad_day: Arc::clone(bad_day), visitors: Some(visitors) };
         let pending = match self.store.decide(demands).now() {
-            Ok(answered) => return Answer::ready(Ok(visit.judge(answered, demands, None))),
+            Ok(answered) => {
+                let (mut decision, failed) = match answered {
+                    Ok(decision) => (decision, None),
+                    Err(error) => (Decision::empty(), Some(error)),
+                };
+                visit.judge(&mut decision, failed, demands, None);
+                return Answer::ready(Ok(decision));
+            }
             Err(pending) => pending,
         };
         let (asked, deadline) = (Asked::new(demands), self.deadline);
         let waiting = pending.waiting();
-        Answer::pending(async move {
-            let answered = within(deadline, pending).await;
-            Ok(asked.with(|demands| visit.judge(answered, demands, waiting)))
+        Answer::handed_on(async move {
+            let (mut decision, failed) = match within(deadline, pending).await {
+                Ok(decision) => (decision, None),
+                Err(error) => (Box::new(Decision::empty()), Some(error)),
+            };
+            asked.with(|demands| visit.judge(&mut decision, failed, demands, waiting));
+            Ok(decision)
         })
     }
 
@@ -110,32 +121,26 @@ struct Visit {
 }
 
 impl Visit {
-    /// Takes note of what the store answered, and decides instead if that was nothing.
+    /// Takes note of what the store decided, or decides instead, into an empty decision, if it has failed.
     ///
     /// `waiting` tells what it was waited for then, if the store knows.
     fn judge(
         mut self,
-        answered: Result<Decision, Error>,
+        decision: &mut Decision,
+        failed: Option<Error>,
         demands: &[Demand<'_>],
         waiting: Option<Arc<AtomicU64>>,
-    ) -> Decision {
+    ) {
         let bad_day = &self.bad_day;
         let visitors = self.visitors.take().expect("a visit ends once");
-        match answered {
-            Ok(decision) => {
-                bad_day.parts.succeeded(visitors);
-                bad_day.follow(demands, &decision);
-                decision
-            }
-            Err(error) => {
-                let waited_for = waiting.map_or(0, |waiting| waiting.load(Ordering::Relaxed));
-                let guilty = if error.parts() == 0 { waited_for } else { error.parts() };
-                bad_day.parts.failed(visitors, guilty, &error);
-                let mut decision = Decision::empty();
-                bad_day.decide(demands, &mut decision);
-                decision
-            }
-        }
+        let Some(error) = failed else {
+            bad_day.parts.succeeded(visitors);
+            return bad_day.follow(demands, decision);
+        };
+        let waited_for = waiting.map_or(0, |waiting| waiting.load(Ordering::Relaxed));
+        let guilty = if error.parts() == 0 { waited_for } else { error.parts() };
+        bad_day.parts.failed(visitors, guilty, &error);
+        bad_day.decide(demands, decision);
     }
 }
 
@@ -227,11 +232,11 @@ impl Asked {
 fn bounded(answer: Answer<()>, deadline: Duration) -> Answer<()> {
     match answer.now() {
         Ok(answer) => Answer::ready(answer),
-        Err(pending) => Answer::pending(within(deadline, pending)),
+        Err(pending) => Answer::handed_on(within(deadline, pending)),
     }
 }
 
-async fn within<T>(deadline: Duration, answer: Pending<T>) -> Result<T, Error> {
+async fn within<T>(deadline: Duration, answer: Pending<T>) -> Result<Box<T>, Error> {
     if Handle::try_current().is_err() {
         // There is no clock to keep a deadline by; the store may still say what it needs.
         return answer.await;

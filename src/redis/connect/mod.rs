@@ -26,7 +26,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::{
     runtime,
     sync::{Notify, watch},
-    time,
+    time::{self, Instant},
 };
 
 use self::route::Route;
@@ -290,11 +290,23 @@ impl Connection {
         requests: impl Iterator<Item = Request<'_>> + Clone,
     ) -> Result<Value, Error> {
         let blocks = self.known.blocks.load(Ordering::Relaxed);
-        let reply = self.call(&DECIDE, &Call::decide(names, now, requests.clone(), blocks)).await?;
+        let reply = self.call_in_turn(&DECIDE, &Call::decide(names, now, requests.clone(), blocks)).await?;
         if blocks || !Reply::wants_blocks(&reply) {
             return Ok(reply);
         }
-        self.call(&DECIDE, &Call::decide(names, now, requests, true)).await
+        self.call_in_turn(&DECIDE, &Call::decide(names, now, requests, true)).await
+    }
+
+    /// Calls a script, and gives up when it is polled after [`CALL_TIMEOUT`]; who polls it sees to that.
+    async fn call_in_turn(&self, script: &Script, call: &Call) -> Result<Value, Error> {
+        let mut handle = self.handle.clone();
+        let (sent, mut answer) = (Instant::now(), pin!(script.call(&mut handle, call)));
+        let answered = poll_fn(|cx| match answer.as_mut().poll(cx) {
+            Poll::Pending if sent.elapsed() < CALL_TIMEOUT => Poll::Pending,
+            Poll::Pending => Poll::Ready(None),
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        });
+        self.judged(answered.await).map_err(Error::from)
     }
 
     /// Hears what is published on a channel from now on.
@@ -333,12 +345,17 @@ impl Connection {
 
     /// Waits for an answer, and has the connection made anew if it is of no more use.
     async fn tried(&self, answer: impl Future<Output = Result<Value, RedisError>>) -> Result<Value, Failure> {
-        match time::timeout(CALL_TIMEOUT, answer).await {
-            Ok(Ok(value)) => {
+        self.judged(time::timeout(CALL_TIMEOUT, answer).await.ok())
+    }
+
+    /// Takes note of an answer, or that none came in time.
+    fn judged(&self, answered: Option<Result<Value, RedisError>>) -> Result<Value, Failure> {
+        match answered {
+            Some(Ok(value)) => {
                 self.known.answered.store(true, Ordering::Relaxed);
                 Ok(value)
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 // A server that no longer takes writes is not the one to be connected to.
                 let demoted = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown].map(ErrorKind::Server);
                 if error.is_unrecoverable_error() || error.is_io_error() || demoted.contains(&error.kind()) {
@@ -347,7 +364,7 @@ impl Connection {
                 }
                 Err(Failure::Error(error))
             }
-            Err(_) => {
+            None => {
                 self.known.breaks();
                 Err(Failure::Silence)
             }
@@ -502,7 +519,7 @@ fn pause(failures: u32) -> Duration {
 
 /// Longer than any deadline that makes sense for a decision, and short against the quarter of an hour after which
 /// a system gives up on a peer that has vanished.
-const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// Short enough that a server is in use again within a second of its start, and long enough to be nothing to it.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);

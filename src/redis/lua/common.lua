@@ -32,7 +32,7 @@ end
 local ERA, FIRST = 1e15, 1e13 -- tenths of us; an era begins with FIRST, so that no small number is a time in it
 local LATEST = ERA * 3 / 4 -- what is further ahead lies in the past: keys do not outlive their time by long
 local SINCE_1970 = 1.7e15 -- us; what is below counts tenths of us in an era
-local SPAN = 1048576 -- us
+local SPAN = 4194304 -- us
 local era_now = FIRST + now % (ERA / 10) * 10
 
 -- Returns the lifetime, in ms, of a bucket that is full at `value` on a clock of `scale` units per us.

@@ -32,7 +32,7 @@
 --                 charge, "#" is minus (ties * 2^32 + units used).
 -- Token bucket:   an integer, the time at which the bucket is full again. Slow buckets count us since 1970, fast
 --                 ones tenths of us in an era of 10^14 us, so that both stay below 2^53; the size of the number
---                 tells which. A key lives at least to the next whole 2^20 us after that time, by whichever
+--                 tells which. A key lives at least to the next whole 2^22 us after that time, by whichever
 --                 policy it was written, so that moving the time within such a span need not touch the lifetime.
 --
 -- A charge is written first and taken back if it does not fit: that is one command in the usual case.

@@ -110,7 +110,7 @@ impl<S: Store> Store for Allotment<S> {
                 }
                 Answer::ready(answer)
             }
-            Err(pending) => Answer::pending(async move {
+            Err(pending) => Answer::handed_on(async move {
                 let decision = pending.await?;
                 heard.by(&decision);
                 Ok(decision)
@@ -152,7 +152,7 @@ impl<S: Store> Allotment<S> {
         forget();
         match answer.now() {
             Ok(answer) => Answer::ready(answer),
-            Err(pending) => Answer::pending(async move {
+            Err(pending) => Answer::handed_on(async move {
                 let answer = pending.await;
                 forget();
                 answer
