@@ -17,11 +17,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let args = Args::parse()?;
 
-    let limit = match (&args.config, &args.redis) {
-        (Some(file), _) => RateLimitLayer::from_config(&Config::load(file)?)?,
+    let config = args.config.as_ref().map(Config::load).transpose()?;
+    let limit = match (&config, &args.redis) {
+        (Some(config), _) => RateLimitLayer::from_config(config)?,
         (None, Some(url)) => default_rule(Limiter::new(Redis::open(url)?)),
         (None, None) => default_rule(Limiter::new(Memory::new())),
     };
+    // A changed file takes effect for as long as this is kept.
+    let _watch = config.as_ref().map(|config| limit.watch(config));
     let (_, health) = tonic_health::server::health_reporter();
 
     let listener = TcpListener::bind(args.listen).await?;

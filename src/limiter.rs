@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     key::{Key, Secrets},
     limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Pending, Policy, Settler, Store},
-    shield::{Allotment, DenyCache, Failover},
+    shield::{Allotment, DenyCache, Failover, Options, Tuning},
 };
 
 /// Decides on requests by policies, and keeps the state of that in a store.
@@ -72,7 +72,7 @@ struct Gate {
     /// The store as it was given.
     bare: Arc<dyn Store>,
     shielded: Shielded,
-    options: Options,
+    tuning: Arc<Tuning>,
     names: Mutex<Vec<Name>>,
     settling: Arc<Settling>,
 }
@@ -83,14 +83,6 @@ enum Shielded {
     Local(Box<dyn Store>),
     /// One that other processes use too, which may have units drawn ahead.
     Shared(Allotment<Box<dyn Store>>),
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Options {
-    deadline: Duration,
-    /// For how long refusals are remembered, if at all.
-    deny_max_age: Option<Duration>,
-    replicas: NonZeroU32,
 }
 
 /// Counts corrections on their way.
@@ -106,7 +98,7 @@ impl Limiter {
         let secrets = Secrets::unkeyed_for(store.is_shared());
         let options = Options {
             deadline: Self::DEFAULT_DEADLINE,
-            deny_max_age: Some(Self::DEFAULT_DENY_MAX_AGE),
+            deny_max_age: Self::DEFAULT_DENY_MAX_AGE,
             replicas: NonZeroU32::MIN,
         };
         Self { gate: Arc::new(Gate::new(Arc::new(store), options)), secrets: Arc::new(secrets) }
@@ -120,7 +112,7 @@ impl Limiter {
     /// well again. `Redis` itself gives up after one second without an answer. Set the deadline before the limiter is cloned or used.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        let options = Options { deadline, ..self.gate.options };
+        let options = Options { deadline, ..self.gate.tuning.options() };
         self.rebuilt(options)
     }
 
@@ -132,7 +124,7 @@ impl Limiter {
     /// reset a key or lifted a block. Set it before the limiter is cloned or used.
     #[must_use]
     pub fn deny_max_age(self, max_age: Duration) -> Self {
-        let options = Options { deny_max_age: (!max_age.is_zero()).then_some(max_age), ..self.gate.options };
+        let options = Options { deny_max_age: max_age, ..self.gate.tuning.options() };
         self.rebuilt(options)
     }
 
@@ -143,7 +135,8 @@ impl Limiter {
     /// limiter is cloned or used.
     #[must_use]
     pub fn replicas(self, replicas: u32) -> Self {
-        let options = Options { replicas: NonZeroU32::new(replicas).unwrap_or(NonZeroU32::MIN), ..self.gate.options };
+        let options =
+            Options { replicas: NonZeroU32::new(replicas).unwrap_or(NonZeroU32::MIN), ..self.gate.tuning.options() };
         self.rebuilt(options)
     }
 
@@ -153,6 +146,18 @@ impl Limiter {
     /// How late it may be seen that another process has given something back: a second is the grain of
     /// `Retry-After`.
     pub const DEFAULT_DENY_MAX_AGE: Duration = Duration::from_secs(1);
+
+    /// Goes by other options from now on, in all clones.
+    #[cfg(feature = "config")]
+    pub(crate) fn tune(&self, deadline: Duration, deny_max_age: Duration, replicas: NonZeroU32) {
+        self.gate.tuning.set(Options { deadline, deny_max_age, replicas });
+    }
+
+    /// Lets nothing that was said by former policies hold any longer.
+    #[cfg(feature = "config")]
+    pub(crate) fn policies_changed(&self) {
+        self.gate.tuning.policies_changed();
+    }
 
     fn rebuilt(self, options: Options) -> Self {
         let gate = Gate::new(Arc::clone(&self.gate.bare), options);
@@ -414,17 +419,15 @@ impl Future for Ask {
 
 impl Gate {
     fn new(bare: Arc<dyn Store>, options: Options) -> Self {
-        let failover = Failover::new(Arc::clone(&bare), options.deadline, options.replicas);
+        let tuning = Arc::new(Tuning::new(options));
+        let failover = Failover::new(Arc::clone(&bare), Arc::clone(&tuning));
         // A store in this process answers as fast as a cache or an allotment in front of it.
         let shielded = if bare.is_shared() {
-            Shielded::Shared(Allotment::new(match options.deny_max_age {
-                Some(max_age) => Box::new(DenyCache::new(failover, max_age)),
-                None => Box::new(failover),
-            }))
+            Shielded::Shared(Allotment::new(Box::new(DenyCache::new(failover, Arc::clone(&tuning)))))
         } else {
             Shielded::Local(Box::new(failover))
         };
-        Self { bare, shielded, options, names: Mutex::default(), settling: Arc::default() }
+        Self { bare, shielded, tuning, names: Mutex::default(), settling: Arc::default() }
     }
 
     fn store(&self) -> &dyn Store {

@@ -1,6 +1,6 @@
 //! What a file asks for, found right as far as the file alone can tell.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use http::Method;
 
@@ -30,14 +30,15 @@ pub(super) struct Draft {
 /// A text of the file, and where it is.
 type Placed = Option<(String, usize)>;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct StoreDraft {
+    pub(super) at: usize,
     pub(super) url: Placed,
     pub(super) prefix: Placed,
     pub(super) key_secret: Placed,
     pub(super) deadline: Option<Duration>,
     pub(super) on_error: OnError,
-    pub(super) replicas: u32,
+    pub(super) replicas: NonZeroU32,
     pub(super) deny_max_age: Option<Duration>,
     pub(super) max_keys: Option<usize>,
     pub(super) when_full: WhenFull,
@@ -86,10 +87,28 @@ impl Draft {
     }
 }
 
+impl Default for StoreDraft {
+    fn default() -> Self {
+        Self {
+            at: 0,
+            url: None,
+            prefix: None,
+            key_secret: None,
+            deadline: None,
+            on_error: OnError::default(),
+            replicas: NonZeroU32::MIN,
+            deny_max_age: None,
+            max_keys: None,
+            when_full: WhenFull::default(),
+        }
+    }
+}
+
 impl StoreDraft {
     fn read(store: Option<Fields<'_>>, faults: &mut Faults) -> Self {
-        let mut draft = Self { replicas: 1, ..Self::default() };
+        let mut draft = Self::default();
         let Some(store) = store else { return draft };
+        draft.at = store.at;
         let placed = |found: Option<(&str, usize)>| found.map(|(text, at)| (text.to_owned(), at));
         draft.url = placed(store.text("url", faults));
         draft.prefix = placed(store.text("prefix", faults));
@@ -102,7 +121,8 @@ impl StoreDraft {
             );
         }
         draft.on_error = on_error(store, faults).unwrap_or_default();
-        draft.replicas = store.integer("replicas", faults).and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+        let replicas = store.integer("replicas", faults).and_then(|count| u32::try_from(count).ok());
+        draft.replicas = replicas.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         draft.deny_max_age = store.duration("deny_max_age", faults);
         draft.max_keys = store.integer("max_keys", faults).and_then(|keys| usize::try_from(keys).ok());
         draft.when_full = match store.word("when_full", faults) {

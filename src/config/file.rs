@@ -1,4 +1,8 @@
-use std::{env, fmt, fs, path::Path, sync::Arc};
+use std::{
+    env, fmt, fs,
+    path::{self, Path, PathBuf},
+    sync::Arc,
+};
 
 use super::{
     Format,
@@ -20,6 +24,8 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct Config {
+    /// Where it was loaded from, if it was.
+    pub(super) path: Option<PathBuf>,
     pub(super) source: Arc<Source>,
     pub(super) draft: Arc<Draft>,
     pub(super) named: Named,
@@ -37,7 +43,9 @@ impl Config {
         let (source, format) = read(path)?;
         let mut faults = Faults::default();
         let config = Self::draft(source, format, &mut faults);
-        config.source.clone().verdict(faults).map(|()| config)
+        config.source.clone().verdict(faults)?;
+        // So that it is found again wherever the service has gone.
+        Ok(Self { path: Some(path::absolute(path).unwrap_or_else(|_| path.to_owned())), ..config })
     }
 
     /// Reads a text; messages call it `config`.
@@ -109,7 +117,7 @@ impl Config {
         // What could not be read at all would only be told again as missing.
         let mut told = Faults::default();
         let draft = Draft::read(&value, if faults.is_empty() { faults } else { &mut told });
-        Self { source: Arc::new(source), draft: Arc::new(draft), named: Named::new() }
+        Self { path: None, source: Arc::new(source), draft: Arc::new(draft), named: Named::new() }
     }
 
     /// Makes the limiter that the file describes.
@@ -124,13 +132,46 @@ impl Config {
         } else {
             self.shared_limiter()?
         };
-        let limiter = limiter.replicas(store.replicas);
-        let limiter = limiter.deadline(store.deadline.unwrap_or(Limiter::DEFAULT_DEADLINE));
-        let limiter = limiter.deny_max_age(store.deny_max_age.unwrap_or(Limiter::DEFAULT_DENY_MAX_AGE));
+        self.tune(&limiter);
         Ok(match &store.key_secret {
             Some((secret, _)) => limiter.key_secret(secret),
             None => limiter,
         })
+    }
+
+    /// Gives the limiter that the file describes what can change while it is used.
+    pub(super) fn tune(&self, limiter: &Limiter) {
+        let store = &self.draft.store;
+        let deadline = store.deadline.unwrap_or(Limiter::DEFAULT_DEADLINE);
+        let deny_max_age = store.deny_max_age.unwrap_or(Limiter::DEFAULT_DENY_MAX_AGE);
+        limiter.tune(deadline, deny_max_age, store.replicas);
+    }
+
+    /// Says what in a changed file cannot change while the service runs.
+    pub(super) fn check_fixed(&self, first: &Self) -> Result<(), Error> {
+        let (store, before) = (&self.draft.store, &first.draft.store);
+        let same = |one: &Option<(String, usize)>, other: &Option<(String, usize)>, default: &str| {
+            let text =
+                |placed: &Option<(String, usize)>| placed.as_ref().map_or(default.to_owned(), |(text, _)| text.clone());
+            text(one) == text(other)
+        };
+        let mut faults = Faults::default();
+        for (name, placed, is_same) in [
+            ("url", &store.url, same(&store.url, &before.url, "memory")),
+            ("prefix", &store.prefix, same(&store.prefix, &before.prefix, "tollgate")),
+            ("key_secret", &store.key_secret, same(&store.key_secret, &before.key_secret, "")),
+            ("max_keys", &None, store.max_keys == before.max_keys),
+            ("when_full", &None, store.when_full == before.when_full),
+        ] {
+            if !is_same {
+                let at = placed.as_ref().map_or(store.at, |(_, at)| *at);
+                faults.add(
+                    at,
+                    format!("`{name}` cannot change while the service runs; put it back, or start the service anew"),
+                );
+            }
+        }
+        self.source.verdict(faults)
     }
 
     #[cfg(feature = "redis")]

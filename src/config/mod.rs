@@ -17,7 +17,7 @@
 //! # Ok::<(), tollgate::Error>(())
 //! ```
 //!
-//! `docs/configuration.md` has every key. What is wrong in a file is told with its line and column, and what to write
+//! [`keys_and_changes`] has every key, and tells what happens when the file changes while the service runs. What is wrong in a file is told with its line and column, and what to write
 //! instead; all of it at once:
 //!
 //! ```
@@ -29,6 +29,10 @@
 //! assert!(told.contains("did you mean `quota`?"), "{told}");
 //! ```
 
+#[cfg(doc)]
+#[doc = include_str!("../../docs/configuration.md")]
+pub mod keys_and_changes {}
+
 mod build;
 mod draft;
 mod file;
@@ -38,5 +42,6 @@ mod read;
 mod schema;
 mod source;
 mod value;
+mod watch;
 
-pub use self::{file::Config, format::Format};
+pub use self::{file::Config, format::Format, watch::Watch};

@@ -7,7 +7,10 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::print::{Print, Printer};
+use super::{
+    print::{Print, Printer},
+    tuning::Tuning,
+};
 use crate::{
     key::Key,
     limit::{Adjustment, Answer, Decision, Demand, Micros, Outcome, Policy, Store},
@@ -31,7 +34,7 @@ struct Recent {
     printer: Printer,
     /// Made by the first refusal.
     sets: OnceLock<Box<[Mutex<Set>]>>,
-    max_age: Duration,
+    tuning: Arc<Tuning>,
 }
 
 /// Who asked, at what cost, and how often their place had been cleared then.
@@ -55,17 +58,22 @@ struct Seen {
     outcome: Outcome,
     /// Whether somebody has gone to the store for news, since this is getting old.
     is_asked_anew: bool,
+    /// How often policies had changed by then.
+    changes: u64,
 }
 
 impl<S: Store> DenyCache<S> {
-    pub(crate) fn new(store: S, max_age: Duration) -> Self {
-        let memory = Recent { printer: Printer::default(), sets: OnceLock::new(), max_age };
+    pub(crate) fn new(store: S, tuning: Arc<Tuning>) -> Self {
+        let memory = Recent { printer: Printer::default(), sets: OnceLock::new(), tuning };
         Self { store, memory: Arc::new(memory) }
     }
 }
 
 impl<S: Store> Store for DenyCache<S> {
     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+        if self.memory.tuning.deny_max_age().is_zero() {
+            return self.store.decide(demands);
+        }
         let now = Instant::now();
         let memory = Arc::clone(&self.memory);
         let ask = |demand: &Demand<'_>| {
@@ -158,7 +166,7 @@ impl Recent {
             // It tells nothing of the store.
         } else if decision.is_allowed() {
             self.forget(asked.iter().filter(|(_, cost, _)| *cost > 0).map(|(print, ..)| print));
-        } else {
+        } else if !self.tuning.deny_max_age().is_zero() {
             self.remember(asked, decision, asked_at);
         }
     }
@@ -168,11 +176,12 @@ impl Recent {
         let mut set = self.set(&print);
         let seen = set.seen.iter_mut().flatten().find(|seen| seen.print == print)?;
         let age = now.saturating_duration_since(seen.asked_at);
-        if age >= self.max_age {
+        let max_age = self.tuning.deny_max_age();
+        if age >= max_age || seen.changes != self.tuning.changes() {
             return None;
         }
         // One asks anew before all have to, so that a flood does not reach the store whenever this is too old.
-        if age >= self.max_age - self.max_age / 8 && !mem::replace(&mut seen.is_asked_anew, true) {
+        if age >= max_age - max_age / 8 && !mem::replace(&mut seen.is_asked_anew, true) {
             return None;
         }
         let age = Micros::try_from(age.as_micros()).ok()?;
@@ -198,6 +207,7 @@ impl Recent {
                 asked_at,
                 outcome: outcome.clone(),
                 is_asked_anew: false,
+                changes: self.tuning.changes(),
             }));
         }
     }

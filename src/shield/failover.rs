@@ -10,7 +10,10 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time};
 
-use super::parts::{Parts, Visitors};
+use super::{
+    parts::{Parts, Visitors},
+    tuning::Tuning,
+};
 use crate::{
     error::Error,
     key::Key,
@@ -23,7 +26,6 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Failover<S> {
     store: S,
-    deadline: Duration,
     bad_day: Arc<BadDay>,
 }
 
@@ -31,15 +33,15 @@ pub(crate) struct Failover<S> {
 #[derive(Debug)]
 struct BadDay {
     parts: Parts,
-    replicas: NonZeroU32,
+    tuning: Arc<Tuning>,
     /// Decides instead, and follows what the store answers until then. Made when first needed.
     memory: OnceLock<Memory>,
 }
 
 impl<S: Store> Failover<S> {
-    pub(crate) fn new(store: S, deadline: Duration, replicas: NonZeroU32) -> Self {
-        let bad_day = BadDay { parts: Parts::new(), replicas, memory: OnceLock::new() };
-        Self { store, deadline, bad_day: Arc::new(bad_day) }
+    pub(crate) fn new(store: S, tuning: Arc<Tuning>) -> Self {
+        let bad_day = BadDay { parts: Parts::new(), tuning, memory: OnceLock::new() };
+        Self { store, bad_day: Arc::new(bad_day) }
     }
 }
 
@@ -63,7 +65,7 @@ impl<S: Store> Store for Failover<S> {
             }
             Err(pending) => pending,
         };
-        let (asked, deadline) = (Asked::new(demands), self.deadline);
+        let (asked, deadline) = (Asked::new(demands), self.bad_day.tuning.deadline());
         let waiting = pending.waiting();
         Answer::handed_on(async move {
             let (mut decision, failed) = match within(deadline, pending).await {
@@ -87,7 +89,7 @@ impl<S: Store> Store for Failover<S> {
     }
 
     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
-        bounded(self.store.settle(adjustments), self.deadline)
+        bounded(self.store.settle(adjustments), self.bad_day.tuning.deadline())
     }
 
     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
@@ -95,14 +97,14 @@ impl<S: Store> Store for Failover<S> {
             // Memory has done it by then.
             drop(memory.reset(policy, subject));
         }
-        bounded(self.store.reset(policy, subject), self.deadline)
+        bounded(self.store.reset(policy, subject), self.bad_day.tuning.deadline())
     }
 
     fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
         if policy.on_error_choice() == OnError::Local {
             drop(self.bad_day.memory().block(policy, subject, long));
         }
-        bounded(self.store.block(policy, subject, long), self.deadline)
+        bounded(self.store.block(policy, subject, long), self.bad_day.tuning.deadline())
     }
 
     fn is_shared(&self) -> bool {
@@ -185,16 +187,18 @@ impl BadDay {
                 continue;
             }
             let memory = self.memory();
-            if self.replicas == NonZeroU32::MIN {
+            let replicas = self.tuning.replicas();
+            if replicas == NonZeroU32::MIN {
                 memory.follow(policy, demand, outcome, decision.is_allowed());
             } else {
-                memory.follow(&policy.share(self.replicas), demand, outcome, decision.is_allowed());
+                memory.follow(&policy.share(replicas), demand, outcome, decision.is_allowed());
             }
         }
     }
 
     fn share(&self, policy: &Policy) -> Policy {
-        if self.replicas == NonZeroU32::MIN { policy.clone() } else { policy.share(self.replicas) }
+        let replicas = self.tuning.replicas();
+        if replicas == NonZeroU32::MIN { policy.clone() } else { policy.share(replicas) }
     }
 
     fn memory(&self) -> &Memory {

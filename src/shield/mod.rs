@@ -6,5 +6,11 @@ mod deny_cache;
 mod failover;
 mod parts;
 mod print;
+mod tuning;
 
-pub(crate) use self::{allotment::Allotment, deny_cache::DenyCache, failover::Failover};
+pub(crate) use self::{
+    allotment::Allotment,
+    deny_cache::DenyCache,
+    failover::Failover,
+    tuning::{Options, Tuning},
+};

@@ -4,4 +4,5 @@
 mod support;
 
 mod formats;
+mod live;
 mod wrong;

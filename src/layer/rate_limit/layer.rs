@@ -72,6 +72,9 @@ pub(crate) struct Options {
     pub(crate) preflights: bool,
     pub(crate) partitions: bool,
     pub(crate) skip_cacheable: bool,
+    /// Whether the limiter is the file's too.
+    #[cfg(feature = "config")]
+    pub(crate) owns_limiter: bool,
 }
 
 #[cfg(feature = "config")]
@@ -288,8 +291,15 @@ impl RateLimitLayer {
         shared.set[1] = options;
         shared.update();
         self.live.current.store(Arc::new(shared));
+        self.live.limiter.policies_changed();
         *names = kept;
         Ok(())
+    }
+
+    /// Returns true if a file has made the limiter.
+    #[cfg(feature = "config")]
+    pub(crate) fn owns_limiter(&self) -> bool {
+        self.live.load().set[1].owns_limiter
     }
 
     /// Makes another layer that differs in some option; clones of this one stay as they are.
