@@ -28,7 +28,7 @@ use crate::{
 #[derive(Clone, Debug)]
 enum Op {
     /// Asks some policies, for one subject each, at some cost.
-    Decide(Vec<(usize, usize, u64)>),
+    Decide(Vec<(usize, usize, u64, bool)>),
     /// Settles an earlier charge.
     Settle(usize, u32),
     Advance(u64),
@@ -42,7 +42,8 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let cost = prop_oneof![8 => 1..4u64, 2 => Just(0), 1 => 4..12u64, 1 => Just(1_000), 1 => Just(40_000)];
-    let demand = (0..POLICIES, 0..2usize, cost);
+    // Some are in the shadow.
+    let demand = (0..POLICIES, 0..2usize, cost, prop_oneof![3 => Just(false), 1 => Just(true)]);
     // Parts of a millisecond matter to all but the fixed window; whole ones come in steps that leave its end
     // well to one side or the other of now.
     let time =
@@ -62,7 +63,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// Single requests for one unit, close together: what is decided in the script's short ways.
 fn usual_op() -> impl Strategy<Value = Op> {
     let cost = prop_oneof![12 => Just(1u64), 1 => 2..4u64, 1 => Just(0)];
-    let demand = (0..POLICIES, prop_oneof![6 => Just(0), 1 => Just(1)], cost);
+    let demand = (0..POLICIES, prop_oneof![6 => Just(0), 1 => Just(1)], cost, Just(false));
     prop_oneof![
         8 => demand.prop_map(|demand| Op::Decide(vec![demand])),
         6 => (1..6u64).prop_map(|steps| Op::Advance(steps * 50_000)),
@@ -182,16 +183,19 @@ impl Trio {
         }
     }
 
-    fn decide(&mut self, asked: &[(usize, usize, u64)], rt: &Runtime, admin: &mut redis::Connection) {
+    fn decide(&mut self, asked: &[(usize, usize, u64, bool)], rt: &Runtime, admin: &mut redis::Connection) {
         let mut asked = asked.to_vec();
         asked.sort_unstable();
-        asked.dedup_by_key(|(policy, subject, _)| (*policy, *subject));
+        asked.dedup_by_key(|(policy, subject, ..)| (*policy, *subject));
         self.end_keys(false, rt, admin);
 
         let policies = self.policies.clone();
         let demands: Vec<_> = asked
             .iter()
-            .map(|(index, subject, cost)| Demand::new(&policies[*index], subject_key(*subject).as_str()).cost(*cost))
+            .map(|(index, subject, cost, shadow)| {
+                let demand = Demand::new(&policies[*index], subject_key(*subject).as_str()).cost(*cost);
+                demand.in_shadow(*shadow)
+            })
             .collect();
         let pure = self.decide_purely(&asked, &demands);
         let memory = rt.block_on(self.memory.decide(&demands)).expect("memory answers");
@@ -201,10 +205,10 @@ impl Trio {
             assert_alike("memory", p, m, Duration::ZERO);
             assert_alike("redis", p, r, if self.is_timed(*index) { CALL } else { Duration::ZERO });
         }
-        for (i, (index, subject, _)) in asked.iter().enumerate() {
+        for (i, (index, subject, ..)) in asked.iter().enumerate() {
             let outcomes = [&pure, &memory, &redis].map(|decision| decision.outcomes()[i].clone());
             let cost = demands[i].cost_u32();
-            if pure.is_allowed() && cost > 0 {
+            if pure.is_allowed() && outcomes[0].is_allowed() && cost > 0 {
                 let place = (*index, *subject);
                 self.charges.push((policies[*index].clone(), *demands[i].subject(), cost, outcomes, place));
             }
@@ -212,10 +216,10 @@ impl Trio {
         self.check_lifetimes(admin);
     }
 
-    fn decide_purely(&mut self, asked: &[(usize, usize, u64)], demands: &[Demand<'_>]) -> Decision {
+    fn decide_purely(&mut self, asked: &[(usize, usize, u64, bool)], demands: &[Demand<'_>]) -> Decision {
         let now = self.now;
         let mut outcomes = Outcomes::new();
-        for ((index, subject, _), demand) in asked.iter().zip(demands) {
+        for ((index, subject, ..), demand) in asked.iter().zip(demands) {
             let until = self.blocked_until.get(&(*index, *subject)).copied().unwrap_or(0);
             let blocked = until.saturating_sub(now);
             // Who is blocked only looks.
@@ -229,18 +233,19 @@ impl Trio {
                 }
                 None => State::fresh(policy).standing(policy, now, cost),
             };
-            outcomes.push(Outcome::before(policy, standing).blocked_for(blocked));
+            outcomes.push(Outcome::before(policy, standing).blocked_for(blocked).in_shadow(demand.is_shadow()));
         }
-        if outcomes.iter().all(Outcome::is_allowed) {
-            for (((index, subject, _), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
+        if outcomes.iter().all(|outcome| outcome.is_allowed() || outcome.is_shadow()) {
+            for (((index, subject, ..), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
                 let (policy, cost) = (demand.policy(), demand.cost_u32());
-                if cost > 0 {
+                if cost > 0 && outcome.is_allowed() {
                     let state = self.pure.entry((*index, *subject)).or_insert(State::fresh(policy));
                     if state.ends() <= now {
                         *state = State::fresh(policy);
                     }
                     let receipt = state.charge(policy, now, cost);
-                    *outcome = Outcome::allowed(policy, state.standing(policy, now, cost), receipt);
+                    let standing = state.standing(policy, now, cost);
+                    *outcome = Outcome::allowed(policy, standing, receipt).in_shadow(demand.is_shadow());
                 }
             }
         }
@@ -436,8 +441,8 @@ fn the_largest_numbers_agree() {
             Policy::token_bucket("fast", "101/s".parse().expect("a quota")).burst(most),
             Policy::fixed_window("large", "65535/366d".parse().expect("a quota")),
         ];
-        let all = |cost| Op::Decide((0..POLICIES).map(|index| (index, 0, cost)).collect());
-        let each = |cost| (0..POLICIES).map(move |index| Op::Decide(vec![(index, 1, cost)]));
+        let all = |cost| Op::Decide((0..POLICIES).map(|index| (index, 0, cost, false)).collect());
+        let each = |cost| (0..POLICIES).map(move |index| Op::Decide(vec![(index, 1, cost, false)]));
         let mut history = vec![all(0), all(1), all(9), all(most), Op::Advance(1)];
         history.extend(each(most));
         history.extend(each(9));
@@ -458,7 +463,7 @@ fn a_window_keeps_its_units_and_its_end_across_a_changed_limit() {
     let server = Server::start();
     let rt = Runtime::new().expect("a runtime");
     let mut admin = server.admin();
-    let take = |cost| Op::Decide(vec![(LARGE, 0, cost)]);
+    let take = |cost| Op::Decide(vec![(LARGE, 0, cost, false)]);
     let histories = [
         // More than fit beside the end.
         vec![
@@ -500,12 +505,16 @@ fn a_long_log_agrees_while_it_is_caught_up_with() {
     for (cost, of) in [(1_500, 5_000), (1, 5_000), (2_600, 5_000)] {
         let mut trio = Trio::new(&server);
         trio.policies[2] = Policy::sliding_window("log", Quota::per_hour(of));
-        let one = Op::Decide(vec![(2, 0, 1)]);
+        let one = Op::Decide(vec![(2, 0, 1, false)]);
         let mut history = vec![one.clone(); 2_999];
         history.extend([Op::Advance(3_599_999_999), one, Op::Advance(1)]);
-        history.extend([Op::Decide(vec![(2, 0, 0)]), Op::Decide(vec![(2, 0, cost)])]);
-        history.extend(vec![Op::Decide(vec![(2, 0, cost)]); 4]);
-        history.extend([Op::StepBack(1_800_000_000), Op::Decide(vec![(2, 0, 0)]), Op::Decide(vec![(2, 0, 1)])]);
+        history.extend([Op::Decide(vec![(2, 0, 0, false)]), Op::Decide(vec![(2, 0, cost, false)])]);
+        history.extend(vec![Op::Decide(vec![(2, 0, cost, false)]); 4]);
+        history.extend([
+            Op::StepBack(1_800_000_000),
+            Op::Decide(vec![(2, 0, 0, false)]),
+            Op::Decide(vec![(2, 0, 1, false)]),
+        ]);
         for op in &history {
             trio.apply(op, &rt, &mut admin);
         }

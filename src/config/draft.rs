@@ -8,7 +8,7 @@ use super::{
     keys::{Keys, Manner},
     read::Fields,
     schema::{CLIENT_IP, FILE, HEADERS, MATCH, NOT, RULE, STORE},
-    source::Faults,
+    source::{Faults, did_you_mean},
     value::{Kind, Value, shown},
 };
 use crate::{
@@ -60,6 +60,7 @@ impl Draft {
             draft.read_headers(headers, faults);
         }
         draft.options.expose = file.boolean("expose_decision", faults) == Some(true);
+        draft.options.exempt_grpc_probes = file.boolean("exempt_grpc_probes", faults) == Some(true);
         draft.options.preflights = file.boolean("limit_preflights", faults) == Some(true);
         let client_ip = read_client_ip(file.table("client_ip", "`client_ip`", &CLIENT_IP, faults), faults);
         draft.rules = read_rules(file, &client_ip, draft.store.on_error, faults);
@@ -292,6 +293,10 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
     if let Some(units) = cost {
         rule = rule.cost(units);
     }
+    if fields.boolean("reduced_capacity", faults) == Some(true) {
+        rule = rule.reduced_capacity();
+    }
+    rule = read_mode(rule, fields, faults);
     rule = read_match(rule, fields, faults);
     Some(RuleDraft { rule, keys: keys? })
 }
@@ -340,6 +345,26 @@ fn read_keys(fields: Fields<'_>, client_ip: &ClientIp, faults: &mut Faults) -> O
         client_ip: prefixes(client_ip.clone(), fields, faults),
     };
     Keys::read(&words, &manner, faults)
+}
+
+fn read_mode(rule: Rule, fields: Fields<'_>, faults: &mut Faults) -> Rule {
+    match fields.text("mode", faults) {
+        None | Some(("enforce", _)) => rule,
+        Some(("shadow", _)) => rule.shadow(),
+        Some((text, at)) => {
+            let percent =
+                text.strip_suffix('%').and_then(|number| number.parse().ok()).filter(|percent| *percent <= 100);
+            if percent.is_none() {
+                let near = did_you_mean(text, ["enforce", "shadow"]);
+                let text = shown(text);
+                faults.add(
+                    at,
+                    format!("`mode` is `{text}`; it must be `enforce`, `shadow` or a percentage, `25%`{near}"),
+                );
+            }
+            rule.enforce_percent(percent.unwrap_or(0))
+        }
+    }
 }
 
 fn read_match(mut rule: Rule, fields: Fields<'_>, faults: &mut Faults) -> Rule {

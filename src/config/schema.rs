@@ -29,6 +29,8 @@ pub(super) enum Takes {
     Integer(u64, u64),
     Bool,
     Word(&'static [&'static str]),
+    /// A word, or a text of another kind, which is told in words.
+    WordOr(&'static [&'static str], &'static str),
     /// One text, or a list of them.
     Texts,
     Table(&'static Table),
@@ -59,6 +61,7 @@ impl Takes {
             Self::Integer(least, most) => format!("integer, {least} to {most}"),
             Self::Bool => "`true` or `false`".to_owned(),
             Self::Word(accepted) => words(accepted),
+            Self::WordOr(accepted, other) => format!("{} {other}", words(accepted)),
             Self::Texts => "text, or a list of texts".to_owned(),
             Self::Table(_) => "table".to_owned(),
             Self::Tables(_) => "list of tables".to_owned(),
@@ -114,6 +117,12 @@ fn write_takes(json: &mut String, takes: &Takes, indent: &str) {
         Takes::Word(words) => {
             let words: Vec<String> = words.iter().map(|word| text(word)).collect();
             write!(json, "{}", one_of(format!("{{ \"enum\": [{}] }}", words.join(", "))))
+        }
+        Takes::WordOr(words, other) => {
+            let other = text(&other.replace('`', ""));
+            let words: Vec<String> = words.iter().map(|word| text(word)).collect();
+            let other = format!("{{ \"type\": \"string\", \"description\": {other} }}");
+            write!(json, "{indent}\"anyOf\": [{{ \"enum\": [{}] }}, {other}]", words.join(", "))
         }
         Takes::Texts => write!(
             json,
@@ -184,6 +193,13 @@ pub(super) static FILE: Table = Table {
             default: "`false`",
             example: "true",
             about: "Counts CORS preflights too.",
+        },
+        Key {
+            name: "exempt_grpc_probes",
+            takes: Takes::Bool,
+            default: "`false`",
+            example: "true",
+            about: "Does not count calls of gRPC's health check and reflection.",
         },
         Key {
             name: "expose_decision",
@@ -436,11 +452,26 @@ pub(super) static RULE: Table = Table {
             about: "What each request costs; zero only asks.",
         },
         Key {
+            name: "reduced_capacity",
+            takes: Takes::Bool,
+            default: "`false`",
+            example: "true",
+            about: "Says that it limits what the server can do, not what one client may: refusals are 503.",
+        },
+        Key {
             name: "match",
             takes: Takes::Table(&MATCH),
             default: "all requests",
             example: "{ path = \"/api/{*rest}\", method = [\"GET\", \"POST\"] }",
             about: "Which requests it counts.",
+        },
+        Key {
+            name: "mode",
+            takes: Takes::WordOr(&["enforce", "shadow"], "or a percentage: `\"25%\"`"),
+            default: "`\"enforce\"`",
+            example: "\"25%\"",
+            about: "Whether it refuses, only counts and reports, or refuses so many of a hundred keys, always the same; more \
+                    only adds keys.",
         },
         Key {
             name: "on_error",

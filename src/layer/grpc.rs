@@ -54,7 +54,7 @@ const GRPC: &[u8] = b"application/grpc";
 /// retry. `RetryInfo` and `QuotaFailure` in the details are what OpenTelemetry, Google's clients and people read.
 pub(super) fn over_limit(content_type: HeaderValue, decision: &Decision, message: &str) -> Response<RefusalBody> {
     let mut failure = Message::default();
-    for outcome in decision.outcomes().iter().filter(|outcome| !outcome.is_allowed()) {
+    for outcome in decision.enforced().filter(|outcome| !outcome.is_allowed()) {
         let mut violation = Message::default();
         violation.text(1, outcome.policy());
         violation.text(2, &outcome.quota().to_string());

@@ -176,7 +176,7 @@ impl Charge {
         let mut items: Vec<Item> = Vec::new();
         for (demand, outcome) in demands.iter().zip(decision.outcomes()) {
             let cannot_settle = decision.is_overflow() || decision.is_allotted() || decision.is_degraded();
-            if !decision.is_allowed() || cannot_settle || demand.cost_u32() == 0 {
+            if !decision.is_allowed() || !outcome.is_allowed() || cannot_settle || demand.cost_u32() == 0 {
                 continue;
             }
             match items.iter_mut().find(|item| item.demand().is_twin_of(demand)) {

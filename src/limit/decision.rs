@@ -53,13 +53,13 @@ impl Decision {
     /// Adds what one more policy said.
     #[inline]
     pub fn push(&mut self, outcome: Outcome) {
-        self.allowed &= outcome.is_allowed();
+        self.allowed &= outcome.is_allowed() || outcome.shadow;
         self.outcomes.push(outcome);
     }
 
     /// Decides by what each policy says: all or nothing.
     pub(crate) fn by(outcomes: Outcomes) -> Self {
-        let allowed = outcomes.iter().all(Outcome::is_allowed);
+        let allowed = outcomes.iter().all(|outcome| outcome.is_allowed() || outcome.shadow);
         Self { outcomes, allowed, degraded: false, overflow: false, allotted: false }
     }
 
@@ -129,7 +129,12 @@ impl Decision {
 
     /// Returns true if waiting cannot help: the cost is above what a policy can ever grant at once.
     pub fn is_never(&self) -> bool {
-        self.outcomes.iter().any(Outcome::is_never)
+        self.enforced().any(Outcome::is_never)
+    }
+
+    /// Returns what the policies said that are enforced, not those [in the shadow](Outcome::is_shadow).
+    pub fn enforced(&self) -> impl Iterator<Item = &Outcome> {
+        self.outcomes.iter().filter(|outcome| !outcome.shadow)
     }
 
     /// Returns what each policy said, in the order of the demands.
@@ -137,14 +142,15 @@ impl Decision {
         &self.outcomes
     }
 
-    /// Returns the outcome that matters most: the one that refuses longest, else the one with least left.
+    /// Returns the outcome that matters most: the one that refuses longest, else the one with least left; none in the
+    /// shadow.
     ///
     /// On a tie the longer window binds.
     pub fn binding(&self) -> Option<&Outcome> {
         if self.allowed {
-            self.outcomes.iter().min_by_key(|outcome| (outcome.remaining, u64::MAX - outcome.quota.window_ms()))
+            self.enforced().min_by_key(|outcome| (outcome.remaining, u64::MAX - outcome.quota.window_ms()))
         } else {
-            self.outcomes.iter().max_by_key(|outcome| (outcome.wait, outcome.quota.window_ms()))
+            self.enforced().max_by_key(|outcome| (outcome.wait, outcome.quota.window_ms()))
         }
     }
 
@@ -195,6 +201,8 @@ pub struct Outcome {
     allowed: bool,
     /// Whether it is refused since the subject is blocked, for as long as that.
     blocked: bool,
+    /// Whether it is only reported.
+    shadow: bool,
 }
 
 impl Outcome {
@@ -220,6 +228,7 @@ impl Outcome {
             algorithm: policy.algorithm(),
             allowed,
             blocked: false,
+            shadow: false,
         }
     }
 
@@ -291,6 +300,18 @@ impl Outcome {
     pub fn with_receipt(mut self, receipt: Receipt) -> Self {
         self.receipt = receipt;
         self
+    }
+
+    /// Makes it one that is only reported, if `shadow` is true: for a [`Store`](super::Store) of your own.
+    #[must_use]
+    pub fn in_shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
+        self
+    }
+
+    /// Returns true if it is only reported: it decides nothing, and clients are not told of it.
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
     }
 
     /// Returns the policy's name.

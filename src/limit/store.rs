@@ -1,5 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(doc)]
+use super::Outcome;
 use super::{Adjustment, Answer, Decision, MAX_UNITS, OnError, Policy};
 use crate::{error::Error, key::Key};
 
@@ -11,6 +13,9 @@ use crate::{error::Error, key::Key};
 /// An answer does not borrow: a store takes what it needs of its demands before it returns.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides on all demands together: charges every one of them, or none.
+    ///
+    /// Those [in the shadow](Demand::is_shadow) decide nothing: each is charged if the others are and it has room itself,
+    /// and its outcome is put [in the shadow](Outcome::in_shadow).
     ///
     /// The outcomes come in the order of the demands. No two demands name the same policy and subject; a cost
     /// of zero asks without charging and leaves no trace.
@@ -101,6 +106,7 @@ pub struct Demand<'a> {
     cost: u32,
     /// Whether they are drawn ahead: nobody is refused if nothing can be found out.
     ahead: bool,
+    shadow: bool,
 }
 
 impl<'a> Demand<'a> {
@@ -110,7 +116,7 @@ impl<'a> Demand<'a> {
     }
 
     pub(crate) fn of(policy: &'a Policy, subject: Key, units: u64) -> Self {
-        Self { policy, subject, cost: saturate(units), ahead: false }
+        Self { policy, subject, cost: saturate(units), ahead: false, shadow: false }
     }
 
     /// Asks for `units` instead; zero asks how things stand and charges nothing.
@@ -119,6 +125,40 @@ impl<'a> Demand<'a> {
     pub fn cost(mut self, units: u64) -> Self {
         self.cost = saturate(units);
         self
+    }
+
+    /// Asks only to see what the policy would say: that is reported, and never decides.
+    ///
+    /// It is charged if the demands beside it are, and its own quota has room; so its counts are what they would be if
+    /// it were enforced alone. Where the same policy and subject are asked in earnest too, both count together.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
+    ///
+    /// static NOW: Policy = Policy::fixed_window("now", Quota::per_minute(100));
+    /// static PLANNED: Policy = Policy::fixed_window("planned", Quota::per_minute(1));
+    /// let limiter = Limiter::new(Memory::new());
+    ///
+    /// let demands = [Demand::new(&NOW, "user:42"), Demand::new(&PLANNED, "user:42").shadow()];
+    /// let (first, _) = limiter.decide(&demands).await;
+    /// let (second, _) = limiter.decide(&demands).await;
+    /// assert!(first.is_allowed() && second.is_allowed());
+    /// assert!(second.outcomes().iter().any(|outcome| outcome.is_shadow() && !outcome.is_allowed()));
+    /// # }
+    /// ```
+    pub fn shadow(self) -> Self {
+        self.in_shadow(true)
+    }
+
+    pub(crate) fn in_shadow(self, shadow: bool) -> Self {
+        Self { shadow, ..self }
+    }
+
+    /// Returns true if it is [only reported](Self::shadow).
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
     }
 
     /// Returns the policy.
@@ -164,6 +204,7 @@ impl<'a> Demand<'a> {
     /// Asks for the units of a twin as well.
     pub(crate) fn add(&mut self, twin: &Demand<'_>) {
         self.cost = saturate(u64::from(self.cost) + u64::from(twin.cost));
+        self.shadow &= twin.shadow;
     }
 }
 

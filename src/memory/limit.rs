@@ -95,7 +95,7 @@ impl Table {
             let slot = self.slot(demand.policy(), demand.subject());
             let mut shard = self.lock(slot.shard);
             if let Some(outcome) = shard.decide(slot.print, demand, now, self.most(slot.shard)) {
-                return decision.push(outcome);
+                return decision.push(outcome.in_shadow(demand.is_shadow()));
             }
         }
         self.decide_together(demands, now, decision);
@@ -105,13 +105,17 @@ impl Table {
         let mut slots: SmallVec<[Slot; 4]> =
             demands.iter().map(|demand| self.slot(demand.policy(), demand.subject())).collect();
         let mut locked = self.lock_all(&slots);
+        let mut has_overflow = false;
         for (demand, slot) in demands.iter().zip(&mut slots) {
             if !locked.shard(slot.shard).has_room_for(slot.print, demand, now, self.most(slot.shard)) {
                 *slot = self.overflow_slot(demand.policy());
-                decision.set_overflow();
+                has_overflow = true;
+                if !demand.is_shadow() {
+                    decision.set_overflow();
+                }
             }
         }
-        if decision.is_overflow() {
+        if has_overflow {
             // It comes after all others, so the order in which locks are taken stays the same.
             locked.0.push((SHARDS, self.lock(SHARDS)));
         }
@@ -124,12 +128,13 @@ impl Table {
                 (true, WhenFull::Refuse) => Outcome::refuse(demand.policy(), 0, Some(WHILE_FULL)),
                 _ => locked.shard(slot.shard).look(slot.print, demand.policy(), cost, now),
             };
-            decision.push(outcome.blocked_for(blocked));
+            decision.push(outcome.blocked_for(blocked).in_shadow(demand.is_shadow()));
         }
         if decision.is_allowed() {
             for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(decision.outcomes_mut()) {
-                if demand.cost_u32() > 0 {
-                    *outcome = locked.shard(slot.shard).charge(slot.print, demand, now);
+                if demand.cost_u32() > 0 && outcome.is_allowed() {
+                    let charged = locked.shard(slot.shard).charge(slot.print, demand, now);
+                    *outcome = charged.in_shadow(demand.is_shadow());
                 }
             }
         }

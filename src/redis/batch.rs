@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    limit::{Answer, Decision, Promise},
+    limit::{Answer, Outcome, Promise},
 };
 
 /// A decision that waits for its turn.
@@ -308,7 +308,7 @@ async fn decide<C: Carrier>(carrier: C, names: Names, Batch { asked, mut promise
             // Charges that are entries are told one by one, up to the first that was refused.
             if let (Ok(found), Ok(reply)) = (&finding, &mut reply)
                 && found.is_followed_by_another()
-                && answer.as_ref().is_ok_and(Decision::is_allowed)
+                && answer.as_ref().is_ok_and(|decision| decision.outcomes().iter().all(Outcome::is_allowed))
                 && more > 0
             {
                 finding = reply.next(asked);

@@ -21,10 +21,16 @@ pub(super) struct Asking {
     policy: Policy,
     subject: Key,
     cost: u32,
+    /// Whether it decides nothing.
+    shadow: bool,
 }
 
 #[cfg(feature = "cluster")]
 impl Asking {
+    pub(super) fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
     pub(super) fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -45,7 +51,12 @@ impl Asking {
 
 impl From<&Demand<'_>> for Asking {
     fn from(demand: &Demand<'_>) -> Self {
-        Self { policy: demand.policy().clone(), subject: *demand.subject(), cost: demand.cost_u32() }
+        Self {
+            policy: demand.policy().clone(),
+            subject: *demand.subject(),
+            cost: demand.cost_u32(),
+            shadow: demand.is_shadow(),
+        }
     }
 }
 
@@ -151,7 +162,7 @@ impl Call {
             let alike = rest.clone().take_while(|other| are_alike(first, *other)).count();
             call.frame.push(alike as u64).push(times as u64).push(asked.len() as u64);
             call.frame.push(subjects(asked).count() as u64);
-            asked.iter().for_each(|asking| call.frame.demand(&asking.policy, asking.cost));
+            asked.iter().for_each(|asking| call.frame.demand(asking, asked.len() == 1));
             for asking in rest.by_ref().take(alike).flat_map(|(asked, _)| asked) {
                 call.key(|name| names.state(&asking.policy, &asking.subject, name));
             }
@@ -172,7 +183,7 @@ impl Call {
     pub(super) fn decide_on_one_key(names: &Names, now: Option<Micros>, asking: &Asking) -> Self {
         let mut call = Self::default();
         call.frame.push(now.unwrap_or(0)).push(1).push(1).push(1).push(1).push(1);
-        call.frame.demand(&asking.policy, asking.cost);
+        call.frame.demand(asking, true);
         for _ in 0..3 {
             call.key(|name| names.state(&asking.policy, &asking.subject, name));
         }
@@ -244,7 +255,9 @@ pub(super) type Request<'a> = (&'a Asked, usize);
 
 /// Returns true if two requests differ in their subjects alone.
 fn are_alike((one, times): Request<'_>, (other, times_other): Request<'_>) -> bool {
-    let same = |(one, other): (&Asking, &Asking)| one.cost == other.cost && one.policy == other.policy;
+    let same = |(one, other): (&Asking, &Asking)| {
+        one.cost == other.cost && one.shadow == other.shadow && one.policy == other.policy
+    };
     times == times_other
         && one.len() == other.len()
         && one.iter().zip(other).all(same)
@@ -342,9 +355,10 @@ impl Finding {
     #[cfg(feature = "cluster")]
     pub(super) fn before(&self, asked: &[Asking]) -> Outcomes {
         let each = self.found.iter().zip(&self.blocked).zip(asked);
-        each.map(|((found, long), Asking { policy, cost, .. })| {
+        each.map(|((found, long), Asking { policy, cost, shadow, .. })| {
             let cost = if *long > 0 { 0 } else { *cost };
-            Outcome::before(policy, found.looked_at(policy, self.now, cost)).blocked_for(*long)
+            let outcome = Outcome::before(policy, found.looked_at(policy, self.now, cost));
+            outcome.blocked_for(*long).in_shadow(*shadow)
         })
         .collect()
     }
@@ -352,18 +366,22 @@ impl Finding {
     /// Repeats the script's verdict; asked again, it goes on from there.
     pub(super) fn decide(&mut self, asked: &Asked) -> Decision {
         let now = self.now;
-        let each = || self.found.iter().zip(asked);
-        let admitted = self.blocked.iter().all(|long| *long == 0)
-            && each().all(|(found, asking)| found.admits(&asking.policy, now, asking.cost));
+        let passes =
+            |found: &Found, long: Micros, asking: &Asking| long == 0 && found.admits(&asking.policy, now, asking.cost);
+        let mut each = self.found.iter().zip(&self.blocked).zip(asked);
+        let admitted = each.all(|((found, long), asking)| asking.shadow || passes(found, *long, asking));
         let mut outcomes = Outcomes::new();
-        for ((found, long), Asking { policy, cost, .. }) in self.found.iter_mut().zip(&self.blocked).zip(asked) {
-            outcomes.push(if admitted && *cost > 0 {
+        for ((found, long), asking) in self.found.iter_mut().zip(&self.blocked).zip(asked) {
+            let Asking { policy, cost, shadow, .. } = asking;
+            let charged = admitted && *cost > 0 && (!shadow || passes(found, *long, asking));
+            let outcome = if charged {
                 found.charge(policy, now, *cost)
             } else {
                 // Who is blocked only looks.
                 let cost = if *long > 0 { 0 } else { *cost };
                 Outcome::before(policy, found.standing(policy, now, cost)).blocked_for(*long)
-            });
+            };
+            outcomes.push(outcome.in_shadow(*shadow));
         }
         Decision::by(outcomes)
     }
@@ -485,21 +503,26 @@ impl Frame {
         self
     }
 
-    fn demand(&mut self, policy: &Policy, cost: u32) {
+    /// Writes a demand; one that is alone passes or not by itself, whatever becomes of the request.
+    fn demand(&mut self, asking: &Asking, is_alone: bool) {
+        let Asking { policy, cost, shadow, .. } = asking;
+        let (cost, shadow) = (*cost, if *shadow && !is_alone { IN_SHADOW } else { 0 });
         match policy.algorithm() {
             Algorithm::FixedWindow => self
-                .push(FIXED_WINDOW)
+                .push(FIXED_WINDOW + shadow)
                 .push(cost.into())
                 .push(policy.quota().limit())
                 .push(policy.quota().window_ms())
                 .push(policy.is_aligned().into()),
-            Algorithm::SlidingWindow => {
-                self.push(SLIDING_WINDOW).push(cost.into()).push(policy.quota().limit()).push(policy.window_micros())
-            }
+            Algorithm::SlidingWindow => self
+                .push(SLIDING_WINDOW + shadow)
+                .push(cost.into())
+                .push(policy.quota().limit())
+                .push(policy.window_micros()),
             Algorithm::TokenBucket => {
                 let grain = TokenBucket::grain(policy);
                 let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
-                self.push(TOKEN_BUCKET)
+                self.push(TOKEN_BUCKET + shadow)
                     .push(TokenBucket::ticks(policy, cost) / grain)
                     .push(capacity)
                     .push(renewal_step(capacity, UNITS_PER_MICRO / grain))
@@ -568,6 +591,8 @@ const BLOCKED: i64 = -1;
 const FIXED_WINDOW: u64 = 1;
 const SLIDING_WINDOW: u64 = 2;
 const TOKEN_BUCKET: u64 = 3;
+/// Is added to the kind of a demand that decides nothing.
+const IN_SHADOW: u64 = 16;
 
 /// Fast buckets count tenths of a microsecond.
 const UNITS_PER_MICRO: u64 = 10;

@@ -39,7 +39,9 @@ pub(super) fn decide(cluster: &Cluster, now: Option<Micros>, asked: Asked) -> An
     let mut places: Vec<usize> = (0..asked.len()).collect();
     places.sort_by_key(|place| bucket(&asked[*place]));
     let together = places.chunk_by(|one, other| bucket(&asked[*one]) == bucket(&asked[*other]));
-    let pieces = together.rev().map(|places| Piece { places: places.into(), by_key: false }).collect();
+    let mut pieces: Vec<_> = together.rev().map(|places| Piece { places: places.into(), by_key: false }).collect();
+    // What decides comes first, and so lies last.
+    pieces.sort_by_key(|piece| piece.places.iter().any(|place| !asked[*place].is_shadow()));
     #[cfg(test)]
     let pieces = if cluster.names().by_key { (0..asked.len()).rev().map(Piece::by_key).collect() } else { pieces };
     let (cluster, waiting) = (cluster.clone(), Arc::<AtomicU64>::default());
@@ -147,7 +149,12 @@ impl Turn {
             let (_, answer) = self.taken.under_way.insert((asked, answer));
             let answer = answer.await;
             let asked = self.taken.under_way.take().expect("it was under way").0;
-            match answer? {
+            let answer = match answer {
+                // It decides nothing, so its failure is nobody's.
+                Err(_) if asked.iter().all(Asking::is_shadow) => continue,
+                answer => answer?,
+            };
+            match answer {
                 Some(part) if part.decision.is_allowed() => {
                     self.taken.add(asked, &part.decision);
                     self.done.push((piece, part));
@@ -197,13 +204,16 @@ impl Turn {
                 outcomes[*place] = Some(outcome);
             }
         }
-        Decision::by(outcomes.into_iter().flatten().collect())
+        let unknown = |asking: &Asking| Outcome::pass(asking.policy(), asking.policy().capacity()).in_shadow(true);
+        let outcomes = outcomes.into_iter().zip(&self.asked);
+        Decision::by(outcomes.map(|(outcome, asking)| outcome.unwrap_or_else(|| unknown(asking))).collect())
     }
 }
 
 impl Taken {
     fn add(&mut self, asked: Asked, decision: &Decision) {
-        let charged = asked.into_iter().zip(decision.outcomes()).filter(|(asking, _)| asking.cost() > 0);
+        let outcomes = asked.into_iter().zip(decision.outcomes());
+        let charged = outcomes.filter(|(asking, outcome)| asking.cost() > 0 && outcome.is_allowed());
         self.charges.extend(charged.map(|(asking, outcome)| (asking, outcome.receipt())));
     }
 

@@ -185,7 +185,8 @@ impl Recent {
             return None;
         }
         let age = Micros::try_from(age.as_micros()).ok()?;
-        seen.outcome.after(age, demand.policy(), seen.cost, demand.cost_u32())
+        let outcome = seen.outcome.after(age, demand.policy(), seen.cost, demand.cost_u32());
+        outcome.map(|outcome| outcome.in_shadow(demand.is_shadow()))
     }
 
     fn remember(&self, asked: &Asked, decision: &Decision, asked_at: Instant) {

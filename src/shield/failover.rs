@@ -170,7 +170,8 @@ impl BadDay {
         let shares: SmallVec<[Policy; 2]> = demands.iter().map(|demand| self.share(demand.policy())).collect();
         let here = demands.iter().zip(&shares).map(|(demand, share)| {
             let counts = demand.on_error() == OnError::Local;
-            Demand::of(share, *demand.subject(), if counts { demand.units() } else { 0 })
+            let units = if counts { demand.units() } else { 0 };
+            Demand::of(share, *demand.subject(), units).in_shadow(demand.is_shadow())
         });
         self.memory().decide_now(&here.collect::<SmallVec<[_; 2]>>(), decision);
         decision.set_degraded();
@@ -186,12 +187,12 @@ impl BadDay {
             if policy.on_error_choice() != OnError::Local {
                 continue;
             }
-            let memory = self.memory();
+            let (memory, admitted) = (self.memory(), decision.is_allowed() && outcome.is_allowed());
             let replicas = self.tuning.replicas();
             if replicas == NonZeroU32::MIN {
-                memory.follow(policy, demand, outcome, decision.is_allowed());
+                memory.follow(policy, demand, outcome, admitted);
             } else {
-                memory.follow(&policy.share(replicas), demand, outcome, decision.is_allowed());
+                memory.follow(&policy.share(replicas), demand, outcome, admitted);
             }
         }
     }
@@ -208,25 +209,28 @@ impl BadDay {
 
 /// Returns what decides about a call as a whole.
 fn choice(demands: &[Demand<'_>]) -> OnError {
-    let has = |choice| demands.iter().any(|demand| demand.on_error() == choice);
-    [OnError::Deny, OnError::Local].into_iter().find(|choice| has(*choice)).unwrap_or(OnError::Allow)
+    let any = |choice, shadow| demands.iter().any(|demand| demand.on_error() == choice && demand.is_shadow() == shadow);
+    let enforced = [OnError::Deny, OnError::Local, OnError::Allow].into_iter().find(|choice| any(*choice, false));
+    // What is in the shadow decides nothing; alone it may go on counting.
+    enforced.unwrap_or(if any(OnError::Local, true) { OnError::Local } else { OnError::Allow })
 }
 
 /// The demands of a call that waits for the store; two of them need no memory of their own.
 struct Asked {
-    demands: SmallVec<[(Policy, Key, u32); 2]>,
+    demands: SmallVec<[(Policy, Key, u32, bool); 2]>,
     ahead: bool,
 }
 
 impl Asked {
     fn new(demands: &[Demand<'_>]) -> Self {
-        let own = |demand: &Demand<'_>| (demand.policy().clone(), *demand.subject(), demand.cost_u32());
+        let own =
+            |demand: &Demand<'_>| (demand.policy().clone(), *demand.subject(), demand.cost_u32(), demand.is_shadow());
         Self { demands: demands.iter().map(own).collect(), ahead: demands.iter().any(Demand::is_ahead) }
     }
 
     fn with<T>(&self, act: impl FnOnce(&[Demand<'_>]) -> T) -> T {
-        let demands = self.demands.iter().map(|(policy, subject, cost)| {
-            let demand = Demand::of(policy, *subject, (*cost).into());
+        let demands = self.demands.iter().map(|(policy, subject, cost, shadow)| {
+            let demand = Demand::of(policy, *subject, (*cost).into()).in_shadow(*shadow);
             if self.ahead { demand.ahead() } else { demand }
         });
         act(&demands.collect::<SmallVec<[_; 2]>>())

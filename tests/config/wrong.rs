@@ -26,7 +26,7 @@ const WRONG: &[Wrong] = &[
         "a key misspelt",
         Toml,
         "[[rule]]\nname = \"a\"\nqouta = \"1/s\"",
-        "config:3:1: the rule has no `qouta`; it takes `name`, `quota`, `key`, `missing`, `secret`, `ipv4_prefix`, `ipv6_prefix`, `algorithm`, `burst`, `aligned`, `allotted`, `cost`, `match` or `on_error`; did you mean `quota`?",
+        "config:3:1: the rule has no `qouta`; it takes `name`, `quota`, `key`, `missing`, `secret`, `ipv4_prefix`, `ipv6_prefix`, `algorithm`, `burst`, `aligned`, `allotted`, `cost`, `reduced_capacity`, `match`, `mode` or `on_error`; did you mean `quota`?",
     ),
     (
         "a word misspelt",
@@ -218,6 +218,6 @@ const WRONG: &[Wrong] = &[
         "several at once",
         Toml,
         "[stor]\n[[rule]]\nname = \"a b\"\nquota = \"1/x\"\nkey = \"ip\"\n[[rule]]\nquota = \"1/s\"\nburst = 0",
-        "config:1:2: the file has no `stor`; it takes `store`, `headers`, `client_ip`, `limit_preflights`, `expose_decision`, `rule` or `rules`; did you mean `store`?\nconfig:3:8: policy name `a b`: must be 1 to 64 of A-Z a-z 0-9 . _ -\nconfig:4:9: quota `1/x`: the window's unit must be one of ms, s, min, h, day, week; for example 100/min, 10/s, 1000/day or 5/15m\nconfig:6:1: the rule lacks `name`; write `name = \"per-ip\"`\nconfig:8:9: `burst` is `0`; it must be a whole number, 1 to 2147483648",
+        "config:1:2: the file has no `stor`; it takes `store`, `headers`, `client_ip`, `limit_preflights`, `exempt_grpc_probes`, `expose_decision`, `rule` or `rules`; did you mean `store`?\nconfig:3:8: policy name `a b`: must be 1 to 64 of A-Z a-z 0-9 . _ -\nconfig:4:9: quota `1/x`: the window's unit must be one of ms, s, min, h, day, week; for example 100/min, 10/s, 1000/day or 5/15m\nconfig:6:1: the rule lacks `name`; write `name = \"per-ip\"`\nconfig:8:9: `burst` is `0`; it must be a whole number, 1 to 2147483648",
     ),
 ];

@@ -45,7 +45,8 @@ pub const EXPOSED_HEADERS: [HeaderName; 13] = [
 /// For handlers and `axum::middleware::from_fn`; a [`RateLimitLayer`](super::RateLimitLayer) does it by itself.
 /// What an inner layer has written stays in front. A decision made without the store adds nothing.
 pub fn write_fields(decision: &Decision, headers: &mut HeaderMap) {
-    if let Some(fields) = Fields::of(decision.outcomes(), Dialects::one(Dialect::Draft11), None, None) {
+    let enforced: Vec<Outcome> = decision.enforced().cloned().collect();
+    if let Some(fields) = Fields::of(&enforced, Dialects::one(Dialect::Draft11), None, None) {
         fields.write(headers);
     }
 }

@@ -21,7 +21,7 @@ use crate::{
         key::NoKey,
         refuse::{self, Blame},
     },
-    limit::{Decision, Demand, Quota},
+    limit::{Decision, Demand, Outcome, Quota},
     limiter::{Limiter, Registration},
     memory::Memory,
 };
@@ -70,6 +70,7 @@ pub(crate) struct Options {
     dialects: Option<Dialects>,
     pub(crate) expose: bool,
     pub(crate) preflights: bool,
+    pub(crate) exempt_grpc_probes: bool,
     pub(crate) partitions: bool,
     pub(crate) skip_cacheable: bool,
     /// Whether the limiter is the file's too.
@@ -148,7 +149,6 @@ impl RateLimitLayer {
         let rule = rule.build()?;
         let mut names = self.live.names().clone();
         names.push(Arc::new(shared.limiter.register(&rule.policy)?));
-        shared.limits_capacity |= rule.reduced_capacity;
         shared.rules.push(rule);
         shared.update();
         Ok(Self { live: Arc::new(Live::new(shared, names)) })
@@ -236,7 +236,7 @@ impl RateLimitLayer {
     ///
     /// A probe that is refused takes the server out of service.
     pub fn exempt_grpc_probes(self) -> Self {
-        self.with(|shared| shared.exempt_grpc_probes = true)
+        self.with(|shared| shared.set[0].exempt_grpc_probes = true)
     }
 
     /// Answers refused requests by a function of your own. It gets no fields added but those of the dialect.
@@ -344,6 +344,8 @@ impl Shared {
         self.preflights = code.preflights || file.preflights;
         self.partitions = code.partitions || file.partitions;
         self.skip_cacheable = code.skip_cacheable || file.skip_cacheable;
+        self.exempt_grpc_probes = code.exempt_grpc_probes || file.exempt_grpc_probes;
+        self.limits_capacity = self.rules.iter().any(|rule| rule.reduced_capacity);
         self.policies = policies_value(self.rules.iter().map(|rule| &rule.policy), self.dialects);
     }
 
@@ -358,7 +360,10 @@ impl Shared {
         for rule in &self.rules {
             if rule.matches(request) {
                 match rule.key(request, self.limiter.secrets()) {
-                    Ok(key) => demands.push(Demand::of(&rule.policy, key, rule.cost(request))),
+                    Ok(key) => {
+                        let shadow = rule.mode.is_shadow(&rule.policy, &key);
+                        demands.push(Demand::of(&rule.policy, key, rule.cost(request)).in_shadow(shadow));
+                    }
                     Err(NoKey::Skip) => {}
                     Err(no_key) => return Err(no_key),
                 }
@@ -395,7 +400,7 @@ impl Shared {
     /// Returns whose affair a refusal is: the server's if only rules have refused that limit what it can do.
     fn blame(&self, decision: &Decision) -> Blame {
         let of_server = |name: &str| self.rules.iter().any(|rule| rule.reduced_capacity && rule.policy.name() == name);
-        let refused = || decision.outcomes().iter().filter(|outcome| !outcome.is_allowed());
+        let refused = || decision.enforced().filter(|outcome| !outcome.is_allowed());
         let is_server = self.limits_capacity && refused().all(|outcome| of_server(outcome.policy()));
         if is_server { Blame::Server } else { Blame::Client }
     }
@@ -409,9 +414,19 @@ impl Shared {
     /// Writes the fields of a decision, if clients are to have them.
     pub(super) fn fields(&self, decision: &Decision, partitions: Option<&[PartitionKey]>) -> Option<Fields> {
         let outcomes = decision.outcomes();
-        // In the order of the rules, so as many as there are rules are all of them.
-        let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len());
-        let fields = Fields::of(outcomes, self.dialects, policies, partitions)?;
+        let fields = if outcomes.iter().any(Outcome::is_shadow) {
+            // Clients are told nothing of those.
+            let enforced: SmallVec<[Outcome; 4]> = decision.enforced().cloned().collect();
+            let partitions = partitions.map(|keys| {
+                let keys = keys.iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_shadow());
+                keys.map(|(key, _)| *key).collect::<SmallVec<[PartitionKey; 4]>>()
+            });
+            Fields::of(&enforced, self.dialects, None, partitions.as_deref())?
+        } else {
+            // In the order of the rules, so as many as there are rules are all of them.
+            let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len());
+            Fields::of(outcomes, self.dialects, policies, partitions)?
+        };
         Some(if self.skip_cacheable { fields.unless_cacheable() } else { fields })
     }
 }

@@ -4,7 +4,7 @@ use http::{Method, request::Parts};
 
 use crate::{
     error::Error,
-    key::{Key, KeyWriter, Secrets},
+    key::{Key, KeyWriter, Secrets, fnv1a},
     layer::{
         client_ip::client_ip,
         key::{KeyExtractor, NoKey},
@@ -47,7 +47,17 @@ pub struct Rule {
     paths: Vec<String>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
+    mode: Mode,
     of_file: bool,
+}
+
+/// For whom a rule is enforced; for all others it only reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mode {
+    Enforce,
+    Shadow,
+    /// So many of a hundred keys.
+    Percent(u32),
 }
 
 #[derive(Clone)]
@@ -78,6 +88,7 @@ impl Rule {
             paths: Vec::new(),
             methods: Vec::new(),
             conditions: Vec::new(),
+            mode: Mode::Enforce,
             of_file: false,
         }
     }
@@ -181,6 +192,25 @@ impl Rule {
         self.when(move |request| !condition(request))
     }
 
+    /// Lets the rule count and report what it would do, and refuse nobody.
+    ///
+    /// It is charged where the enforced rules let a request pass and its own quota has room. Its outcome is in the
+    /// [exposed](super::RateLimitLayer::expose_decision) decision; clients are not told of it, and neither its refusal nor
+    /// a failure of its is ever the request's.
+    pub fn shadow(mut self) -> Self {
+        self.mode = Mode::Shadow;
+        self
+    }
+
+    /// Enforces the rule for `percent` of all keys, 0 to 100, and is [a shadow](Self::shadow) for the others.
+    ///
+    /// Which keys is told by a hash of name and key: the same in all processes and always, and a higher percentage only
+    /// adds keys.
+    pub fn enforce_percent(mut self, percent: u32) -> Self {
+        self.mode = Mode::Percent(percent);
+        self
+    }
+
     /// Marks it as one that goes when its file no longer has it.
     #[cfg(feature = "config")]
     pub(super) fn of_file(self) -> Self {
@@ -199,6 +229,9 @@ impl Rule {
         if let Some(percent) = self.allotted {
             policy = policy.try_allotted(percent)?;
         }
+        if let Mode::Percent(101..) = self.mode {
+            return Err(Error::invalid(format!("rule `{}`: enforced for 0 to 100 percent of its keys", policy.name())));
+        }
         self.key.check().map_err(|error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
         let paths = self.paths.iter().map(|pattern| PathPattern::new(pattern)).collect::<Result<_, _>>();
         let paths = paths.map_err(|error: Error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
@@ -211,6 +244,7 @@ impl Rule {
             paths,
             methods: self.methods,
             conditions: self.conditions,
+            mode: self.mode,
             of_file: self.of_file,
         })
     }
@@ -228,8 +262,25 @@ pub(super) struct BuiltRule {
     paths: Vec<PathPattern>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
+    pub(super) mode: Mode,
     #[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only a file takes rules back"))]
     pub(super) of_file: bool,
+}
+
+impl Mode {
+    pub(super) fn is_shadow(self, policy: &Policy, key: &Key) -> bool {
+        match self {
+            Self::Enforce => false,
+            Self::Shadow => true,
+            Self::Percent(percent) => {
+                // What is hashed never changes, so that a client's fate is steady.
+                let hash = fnv1a(key.as_bytes()) ^ policy.tag().rotate_left(32);
+                // Its bits are mixed, since the lowest hardly depend on the first bytes.
+                let mixed = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+                (mixed ^ mixed >> 33) % 100 >= u64::from(percent)
+            }
+        }
+    }
 }
 
 impl BuiltRule {

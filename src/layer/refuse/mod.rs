@@ -177,7 +177,7 @@ fn detail(decision: &Decision, wait: Option<u64>, text: &mut Text<'_>) {
 }
 
 fn violated(decision: &Decision) -> impl Iterator<Item = &Outcome> {
-    decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
+    decision.enforced().filter(|outcome| !outcome.is_allowed())
 }
 
 /// Writes a JSON string (RFC 8259, section 7).

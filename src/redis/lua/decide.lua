@@ -11,6 +11,8 @@
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
+--                         with 16 added to its first number if it is in the shadow: it is charged if the others of
+--                         its request are and it fits itself, and it decides nothing
 -- returns  now (us)       or nothing but 0 if the flag exists and no blocks were sent: nothing was done then
 --          flag           1 if it exists, else 0
 --          found          for each demand, as it was before this call,
@@ -40,6 +42,7 @@
 local EXACT = 9007199254740992 -- 2^53
 local MOST_TIES = 2097151
 local TRIM, WALK, MOVE = 1000, 64, 128
+local SHADOW = 16
 local call = redis.call
 
 local states = frame[2]
@@ -155,7 +158,8 @@ local function prepare()
     local p = at + 4
     for d = 1, demands do
       local k = key_at + d
-      local key, kind, cost = KEYS[k + 1], frame[p], frame[p + 1]
+      local key, kind, cost = KEYS[k + 1], frame[p] % SHADOW, frame[p + 1]
+      local decides = frame[p] < SHADOW
       charged[k] = nil
       local found = any_blocks and blocks[block_at + math.min(d, own_blocks)]
       if found then
@@ -163,7 +167,7 @@ local function prepare()
         if long > 0 then
           -- Who is blocked only looks.
           blocked = blocked or {}
-          blocked[d], admitted, cost = long, false, 0
+          blocked[d], admitted, cost = long, admitted and not decides, 0
         end
       end
       local all = cost * times
@@ -195,7 +199,7 @@ local function prepare()
             elseif not kept then keep_window(key, used + fit, ttl, limit, aligned)
             elseif fit < all then call('DECRBY', key, all - fit) end
           else
-            admitted, charged[k] = false, nil
+            admitted, charged[k] = admitted and not decides, nil
             if not value then -- it stays as it is until a charge replaces it
             elseif ttl == 0 then call('DEL', key)
             elseif not kept then keep_window(key, used, ttl, limit, aligned)
@@ -274,7 +278,7 @@ local function prepare()
             call('ZADD', key, -(tie * SUM + used + cost), '#', -now, '@', now, name)
             member[k], was[k] = name, mine
           else
-            admitted = false
+            admitted = admitted and not decides
             if mended or trimmed > 0 then call('ZADD', key, -(tie * SUM + used), '#', -newest, '@') end
             if mended then call('PEXPIRE', key, math.ceil(window / 1000)) end
           end
@@ -304,7 +308,7 @@ local function prepare()
             value = clock + level + math.min(times, math.floor((capacity - level) / cost)) * cost
             call('SET', key, value, 'PX', lifetime(value, clock, scale))
           else
-            admitted, charged[k] = false, nil
+            admitted, charged[k] = admitted and not decides, nil
             if not old then -- it stays as it is until a charge replaces it
             elseif old == 0 then call('DEL', key)
             elseif level == 0 or old == clock + level then call('DECRBY', key, all)
@@ -327,7 +331,7 @@ local function prepare()
     p = at + 4
     for d = 1, demands do
       local k = first_key + d
-      local key, kind, cost = KEYS[k + 1], frame[p], frame[p + 1]
+      local key, kind, cost = KEYS[k + 1], frame[p] % SHADOW, frame[p + 1]
       if blocked and blocked[d] then cost = 0 end
       if charged[k] and not admitted then undo(k, key, kind, cost, frame[p + 3]) end
 
@@ -392,7 +396,7 @@ local function prepare()
     told = before
     local p = at + 4
     for d = 1, frame[at + 2] do
-      local k, kind = key_at + d, frame[p]
+      local k, kind = key_at + d, frame[p] % SHADOW
       if charged[k] then pcall(undo, k, KEYS[k + 1], kind, frame[p + 1] * frame[at + 1], frame[p + 3]) end
       p = p + (kind == 2 and 4 or 5)
     end
@@ -538,7 +542,7 @@ local function run()
       decide()
     end
     at, done = at + 4, 0
-    for _ = 1, frame[at - 2] do at = at + (frame[at] == 2 and 4 or 5) end
+    for _ = 1, frame[at - 2] do at = at + (frame[at] % SHADOW == 2 and 4 or 5) end
   end
 end
 

@@ -137,7 +137,8 @@ impl<S: Store> Store for Allotment<S> {
 
 /// Returns true if a call may be answered here: one that the store has to decide anyway is its own as a whole.
 fn is_allotted(demands: &[Demand<'_>]) -> bool {
-    let allotted = |demand: &Demand<'_>| demand.policy().allotment() > 0 && demand.cost_u32() > 0;
+    let allotted =
+        |demand: &Demand<'_>| demand.policy().allotment() > 0 && demand.cost_u32() > 0 && !demand.is_shadow();
     !demands.is_empty() && demands.iter().all(allotted)
 }
 
