@@ -200,6 +200,23 @@ impl Call {
         call
     }
 
+    /// Calls `block.lua` for what a call is for, with its first key alone.
+    #[cfg(feature = "cluster")]
+    pub(super) fn block_without_flag(&self) -> Self {
+        let first = self.first_key().to_vec();
+        Self { ends: vec![first.len()], names: first, plain: self.plain.clone(), ..Self::default() }
+    }
+
+    /// Calls `flag.lua` for a subject that is to be blocked for so long.
+    #[cfg(feature = "cluster")]
+    pub(super) fn flag(names: &Names, subject: &Key, long: Micros) -> Self {
+        let mut call = Self::default();
+        call.key(|name| names.flag(subject, name));
+        // The block begins later.
+        call.plain = vec![(long.div_ceil(1_000) + FLAG_OUTLIVES_MS).to_string().into_bytes()];
+        call
+    }
+
     /// Calls a script that takes its arguments as they are.
     pub(super) fn plain(keys: impl IntoIterator<Item = Vec<u8>>, arguments: Vec<Vec<u8>>) -> Self {
         let mut call = Self { plain: arguments, ..Self::default() };
@@ -584,6 +601,9 @@ const STATE_VERSION_AND_BRACE: &[u8] = b":1:{";
 
 const FLAG: &[u8] = b":1:blocks";
 const FLAG_OF_BUCKET: &[u8] = b"}:blocks";
+/// By how much a flag outlives a block that is made after it.
+#[cfg(feature = "cluster")]
+const FLAG_OUTLIVES_MS: u64 = 10_000;
 
 /// Says that a demand of the request is blocked.
 const BLOCKED: i64 = -1;

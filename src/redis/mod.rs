@@ -174,7 +174,7 @@ impl Store for Redis {
         let long = u64::try_from(long.as_micros()).unwrap_or(u64::MAX).min(LONGEST_BLOCK_MICROS);
         let call = Call::block(self.connections.names(), self.now, policy, subject, long);
         let (connections, subject) = (Arc::clone(&self.connections), *subject);
-        Answer::pending(async move { connections.block(&subject, &call).await })
+        Answer::pending(async move { connections.block(&subject, long, &call).await })
     }
 
     fn parts(&self, demands: &[Demand<'_>]) -> u64 {

@@ -14,6 +14,8 @@ pub(super) struct Script {
 pub(super) static DECIDE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/decide.lua")));
 pub(super) static SETTLE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/settle.lua")));
 pub(super) static BLOCK: Script = Script::new(include_str!("lua/block.lua"));
+#[cfg(feature = "cluster")]
+pub(super) static FLAG: Script = Script::new(include_str!("lua/flag.lua"));
 pub(super) static ACQUIRE: Script = Script::new(include_str!("lua/acquire.lua"));
 pub(super) static ACQUIRE_IN_TURN: Script = Script::new(include_str!("lua/acquire_in_turn.lua"));
 pub(super) static ACQUIRE_PERMIT: Script = Script::new(include_str!("lua/acquire_permit.lua"));
@@ -83,6 +85,8 @@ mod tests {
         ("decide.lua", &DECIDE),
         ("settle.lua", &SETTLE),
         ("block.lua", &BLOCK),
+        #[cfg(feature = "cluster")]
+        ("flag.lua", &FLAG),
         ("acquire.lua", &ACQUIRE),
         ("acquire_in_turn.lua", &ACQUIRE_IN_TURN),
         ("acquire_permit.lua", &ACQUIRE_PERMIT),

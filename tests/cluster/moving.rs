@@ -82,15 +82,28 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
     }
     // Real time here and below: the load runs on real servers, and is to meet each state of the move.
     tokio::time::sleep(Duration::from_millis(100)).await;
+    let (later, operator) = (format!("{first}0"), limiter.clone());
+    let later = (0..).map(|i| format!("{later}{i}")).find(|subject| bucket_of(subject) == bucket).expect("one");
+    let handle = tokio::runtime::Handle::current();
     let slot = slot_of(&cluster.masters[0], first);
     let servers = Arc::clone(&cluster);
     let moving = tokio::task::spawn_blocking(move || {
         let all: Vec<_> = servers.masters.iter().collect();
-        let mut steps = 0;
+        let (mut steps, policy) = (0, Policy::fixed_window("operated", Quota::per_day(9)));
         move_slot(slot, all[old], all[new], &all, || {
             steps += 1;
             thread::sleep(Duration::from_millis(25));
+            // An operator at work meanwhile.
+            handle.block_on(async {
+                operator.block(&policy, &later, Duration::from_secs(60)).await.expect("blocked");
+                assert!(operator.check(&policy, &later).await.outcomes()[0].is_blocked());
+                operator.unblock(&policy, &later).await.expect("unblocked");
+                assert_eq!(operator.check(&policy, &later).await.remaining(), Some(8));
+                operator.reset(&policy, &later).await.expect("reset");
+            });
         });
+        handle.block_on(operator.block(&policy, &later, Duration::from_secs(60))).expect("blocked");
+        assert!(!handle.block_on(operator.check(&policy, &later)).is_allowed());
         steps
     });
     let steps = moving.await.expect("it moves");

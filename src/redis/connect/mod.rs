@@ -174,10 +174,10 @@ impl Connections {
 
     /// Calls `block.lua` for a subject; from now on calls tell what blocks their subjects.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all subjects"))]
-    pub(super) async fn block(&self, subject: &Key, call: &Call) -> Result<(), Error> {
+    pub(super) async fn block(&self, subject: &Key, long: Micros, call: &Call) -> Result<(), Error> {
         #[cfg(feature = "cluster")]
         if let Some(cluster) = &self.cluster {
-            return cluster.block(subject, call).await;
+            return cluster.block(subject, long, call).await;
         }
         let connection = self.get().await?;
         connection.known.blocks.store(true, Ordering::Relaxed);

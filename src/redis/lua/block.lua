@@ -1,7 +1,7 @@
 -- block.lua: blocks a subject under one policy for a time, or lets it in again.
 --
 -- KEYS[1]  blocks         string: of each policy that blocks the subject its name and until when (us), by spaces
--- KEYS[2]  flag           exists while anybody may be blocked
+-- KEYS[2]  flag           exists while anybody may be blocked; left out by a caller who has seen to it
 -- ARGV[1]  now            us, 0: the server's
 -- ARGV[2]  policy
 -- ARGV[3]  how long       us, 0: not any more
@@ -31,6 +31,6 @@ if #blocks == 0 then
 else
   local lifetime = math.ceil((last - now) / 1000)
   redis.call('SET', key, table.concat(blocks, ' '), 'PX', lifetime)
-  if redis.call('PTTL', flag) < lifetime then redis.call('SET', flag, 1, 'PX', lifetime) end
+  if flag and redis.call('PTTL', flag) < lifetime then redis.call('SET', flag, 1, 'PX', lifetime) end
 end
 return now

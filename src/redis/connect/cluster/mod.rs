@@ -31,11 +31,11 @@ use super::no_runtime;
 use crate::{
     error::Error,
     key::Key,
-    limit::Answer,
+    limit::{Answer, Micros},
     redis::{
         batch::Promised,
         limit::{Asked, Call, Names, Part},
-        script::{BLOCK, Script},
+        script::{BLOCK, FLAG, Script},
     },
 };
 
@@ -96,10 +96,18 @@ impl Cluster {
     }
 
     /// Calls `block.lua`; from now on calls for that bucket tell what blocks their subjects.
-    pub(in crate::redis) async fn block(&self, subject: &Key, call: &Call) -> Result<(), Error> {
+    pub(in crate::redis) async fn block(&self, subject: &Key, long: Micros, call: &Call) -> Result<(), Error> {
         let bucket = self.bucket(subject);
         self.with_line(|line, runtime| self.lane(line, runtime, bucket).slot.expect_blocks())?;
-        self.call(&BLOCK, call).await.map(drop)
+        let (way, slot) = (self.way()?, self.0.slots[bucket]);
+        if way.call_or_scatter(slot, Order::Script(&BLOCK, call)).await?.is_some() {
+            return Ok(());
+        }
+        // The keys are on their way: one after the other, and first the one that only makes others look.
+        if long > 0 {
+            way.call(slot, Order::Script(&FLAG, &Call::flag(&self.0.names, subject, long))).await?;
+        }
+        way.call(slot, Order::Script(&BLOCK, &call.block_without_flag())).await.map(drop)
     }
 
     /// Returns which nodes have to answer about some subjects.
