@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 use tollgate::{Demand, Limiter, Policy, Quota};
 
 use crate::{
@@ -48,7 +48,7 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
         let (subjects, elsewhere, stop, passed) =
             (subjects.clone(), elsewhere.clone(), Arc::clone(&stop), Arc::clone(&passed));
         tasks.spawn(async move {
-            let mut asked = 0;
+            let (mut asked, mut longest) = (0, Duration::ZERO);
             while !stop.load(Ordering::Relaxed) {
                 asked += 1;
                 let subject = (worker + asked) % 5;
@@ -60,8 +60,10 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
                     1 => policies.iter().map(demand).collect(),
                     _ => vec![demand(&policies[kind]), Demand::new(&policies[0], &elsewhere).cost(0)],
                 };
+                let began = Instant::now();
                 let (decision, charge) = limiter.decide(&demands).await;
                 assert!(!decision.is_degraded(), "{demands:?}");
+                longest = longest.max(began.elapsed());
                 if decision.is_allowed() && asked % 5 == 0 {
                     charge.settle(0).await.expect("given back");
                 } else if decision.is_allowed() {
@@ -77,7 +79,7 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
                 // Real time: requests come one by one, so that all of it is not over before the slot moves.
                 tokio::time::sleep(Duration::from_millis(3)).await;
             }
-            asked
+            (asked, longest)
         });
     }
     // Real time here and below: the load runs on real servers, and is to meet each state of the move.
@@ -87,6 +89,7 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
     let handle = tokio::runtime::Handle::current();
     let slot = slot_of(&cluster.masters[0], first);
     let servers = Arc::clone(&cluster);
+    let began = Instant::now();
     let moving = tokio::task::spawn_blocking(move || {
         let all: Vec<_> = servers.masters.iter().collect();
         let (mut steps, policy) = (0, Policy::fixed_window("operated", Quota::per_day(9)));
@@ -107,9 +110,14 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
         steps
     });
     let steps = moving.await.expect("it moves");
+    let took = began.elapsed();
     tokio::time::sleep(Duration::from_millis(100)).await;
     stop.store(true, Ordering::Relaxed);
-    let asked: usize = tasks.join_all().await.into_iter().sum();
+    let all = tasks.join_all().await;
+    let asked: usize = all.iter().map(|(asked, _)| asked).sum();
+    let longest = all.iter().map(|(_, longest)| *longest).max().expect("some");
+    // Nobody waits for the move to be over.
+    assert!(longest < took / 2, "{longest:?} of {took:?}");
     for (subject, passed) in subjects.iter().zip(&*passed) {
         for (policy, passed) in policies.iter().zip(passed) {
             let mut passed = passed.load(Ordering::Relaxed);
@@ -121,7 +129,10 @@ async fn exactly_n_pass_while_their_slot_moves_and_no_decision_is_degraded() {
             assert_eq!(passed, 400, "{} {subject}", policy.name());
         }
     }
-    println!("{asked} requests while a slot of {} keys moved; none degraded", steps - 1);
+    println!(
+        "{asked} requests while a slot of {} keys moved for {took:?}; none degraded, the longest {longest:?}",
+        steps - 1
+    );
     let told = |node: usize, kind: &str| {
         let stats = info(&cluster.masters[node], "INFO errorstats");
         stats.contains(&format!("errorstat_{kind}:"))
