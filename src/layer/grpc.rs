@@ -1,7 +1,9 @@
 //! Refusals for gRPC: trailers-only responses, written by hand so that no gRPC library is needed.
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
-use http::{HeaderValue, Response, header, request::Parts};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, header, request::Parts};
+use http_body::Frame;
 
 use super::RefusalBody;
 use crate::limit::Decision;
@@ -13,23 +15,65 @@ pub(super) const UNAVAILABLE: u8 = 14;
 
 /// Returns the content type to answer a gRPC or gRPC-Web request with; `None` for any other request.
 ///
-/// Such a request has `application/grpc` followed by its end, `+` or `;` (gRPC over HTTP/2, Requests), or one of
-/// the gRPC-Web types, which clients want back as they sent it.
+/// Told by its content type alone: gRPC-Web comes over HTTP/1.1 too.
 pub(super) fn content_type(request: &Parts) -> Option<HeaderValue> {
     let value = request.headers.get(header::CONTENT_TYPE)?;
+    Some(match kind(value)? {
+        Kind::Grpc => HeaderValue::from_static("application/grpc"),
+        Kind::Web | Kind::WebText => value.clone(), // such clients want it back as they sent it
+    })
+}
+
+/// Returns true for a content type of gRPC or gRPC-Web.
+pub(super) fn is_grpc(content_type: &HeaderValue) -> bool {
+    kind(content_type).is_some()
+}
+
+/// Returns true for gRPC-Web in base64.
+pub(super) fn is_text(content_type: &HeaderValue) -> bool {
+    kind(content_type) == Some(Kind::WebText)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Grpc,
+    Web,
+    WebText,
+}
+
+/// `application/grpc` followed by its end, `+` or `;` (gRPC over HTTP/2, Requests), or one of the gRPC-Web types.
+fn kind(value: &HeaderValue) -> Option<Kind> {
     // Media types ignore case (RFC 9110, section 8.3.1).
     let (name, rest) = value.as_bytes().split_at_checked(GRPC.len())?;
     if !name.eq_ignore_ascii_case(GRPC) {
         return None;
     }
-    let ends = |rest: &[u8]| matches!(rest, [] | [b'+' | b';', ..]);
-    if ends(rest) {
-        return Some(HeaderValue::from_static("application/grpc"));
-    }
-    let starts = |web: &&[u8]| rest.get(..web.len()).is_some_and(|start| start.eq_ignore_ascii_case(web));
-    let web = [b"-web-text".as_slice(), b"-web"].into_iter().find(starts)?;
-    ends(&rest[web.len()..]).then(|| value.clone())
+    let kinds = [(&b"-web-text"[..], Kind::WebText), (b"-web", Kind::Web), (b"", Kind::Grpc)];
+    let starts = |of: &[u8]| rest.get(..of.len()).is_some_and(|start| start.eq_ignore_ascii_case(of));
+    let (of, kind) = kinds.into_iter().find(|(of, _)| starts(of))?;
+    matches!(rest[of.len()..], [] | [b'+' | b';', ..]).then_some(kind)
 }
+
+const GRPC: &[u8] = b"application/grpc";
+
+/// Returns the frame that ends a stream with a status: trailers, or for gRPC-Web their text behind a prefix of their own.
+pub(super) fn ending(refusal: &HeaderMap, content_type: &HeaderValue) -> Frame<Bytes> {
+    let mut trailers = refusal.clone();
+    trailers.remove(header::CONTENT_TYPE);
+    if kind(content_type) == Some(Kind::Grpc) {
+        return Frame::trailers(trailers);
+    }
+    let mut text = Vec::new();
+    for (name, value) in &trailers {
+        text.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    let len = u32::try_from(text.len()).expect("a status is short");
+    let prefix = [&[TRAILERS][..], &len.to_be_bytes()].concat();
+    Frame::data([prefix, text].concat().into())
+}
+
+/// The flag of the frame of trailers in a body (gRPC-Web, Protocol differences).
+const TRAILERS: u8 = 0x80;
 
 /// Splits `/package.Service/Method`.
 ///
@@ -45,8 +89,6 @@ pub(super) fn is_probe(request: &Parts) -> bool {
     let service = service_and_method(request).map(|(service, _)| service);
     service.is_some_and(|service| service == "grpc.health.v1.Health" || service.starts_with("grpc.reflection."))
 }
-
-const GRPC: &[u8] = b"application/grpc";
 
 /// Answers status 8 with what a client needs to come back in time.
 ///

@@ -38,6 +38,7 @@ mod cookie;
 mod grpc;
 mod headers;
 mod key;
+mod message_limit;
 mod path;
 mod rate_limit;
 mod refuse;
@@ -53,6 +54,7 @@ pub use self::{
         Extension, Global, GrpcMethod, GrpcService, Header, KeyExtractor, KeyFn, Method, NoKey, Path, extension,
         global, grpc_method, grpc_service, header, key_fn, method, path,
     },
+    message_limit::{MessageBody, MessageLimit, MessageLimitFuture, MessageLimitLayer, StreamedBody},
     rate_limit::{RateLimit, RateLimitLayer, ResponseFuture, Rule},
     refuse::respond,
 };

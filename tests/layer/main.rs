@@ -9,5 +9,6 @@ mod client_ip;
 mod contract;
 mod dialects;
 mod keys;
+mod messages;
 mod refusals;
 mod tonic_server;

@@ -57,8 +57,6 @@ pub(super) struct Shared {
     exempt_grpc_probes: bool,
     partitions: bool,
     skip_cacheable: bool,
-    /// Whether some rule limits what the server can do.
-    limits_capacity: bool,
     refusal: Option<Refusal>,
     /// What the options above were made of: what was set in the code, and what a file says, which gives way to it.
     set: [Options; 2],
@@ -118,7 +116,6 @@ impl RateLimitLayer {
             exempt_grpc_probes: false,
             partitions: false,
             skip_cacheable: false,
-            limits_capacity: false,
             refusal: None,
             set: Default::default(),
         };
@@ -345,7 +342,6 @@ impl Shared {
         self.partitions = code.partitions || file.partitions;
         self.skip_cacheable = code.skip_cacheable || file.skip_cacheable;
         self.exempt_grpc_probes = code.exempt_grpc_probes || file.exempt_grpc_probes;
-        self.limits_capacity = self.rules.iter().any(|rule| rule.reduced_capacity);
         self.policies = policies_value(self.rules.iter().map(|rule| &rule.policy), self.dialects);
     }
 
@@ -359,11 +355,8 @@ impl Shared {
         }
         for rule in &self.rules {
             if rule.matches(request) {
-                match rule.key(request, self.limiter.secrets()) {
-                    Ok(key) => {
-                        let shadow = rule.mode.is_shadow(&rule.policy, &key);
-                        demands.push(Demand::of(&rule.policy, key, rule.cost(request)).in_shadow(shadow));
-                    }
+                match rule.demand(request, self.limiter.secrets()) {
+                    Ok(demand) => demands.push(demand),
                     Err(NoKey::Skip) => {}
                     Err(no_key) => return Err(no_key),
                 }
@@ -399,10 +392,10 @@ impl Shared {
 
     /// Returns whose affair a refusal is: the server's if only rules have refused that limit what it can do.
     fn blame(&self, decision: &Decision) -> Blame {
-        let of_server = |name: &str| self.rules.iter().any(|rule| rule.reduced_capacity && rule.policy.name() == name);
-        let refused = || decision.enforced().filter(|outcome| !outcome.is_allowed());
-        let is_server = self.limits_capacity && refused().all(|outcome| of_server(outcome.policy()));
-        if is_server { Blame::Server } else { Blame::Client }
+        let of_server =
+            |name: &str| self.rules.iter().any(|rule| rule.blame() == Blame::Server && rule.policy.name() == name);
+        let mut refused = decision.enforced().filter(|outcome| !outcome.is_allowed());
+        if refused.all(|outcome| of_server(outcome.policy())) { Blame::Server } else { Blame::Client }
     }
 
     /// Tells apart for whom the demands are, if clients are to be told that.

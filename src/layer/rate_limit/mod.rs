@@ -9,4 +9,5 @@ mod service;
 pub use self::exposed::Exposed;
 #[cfg(feature = "config")]
 pub(crate) use self::layer::Options;
+pub(super) use self::rule::BuiltRule;
 pub use self::{future::ResponseFuture, layer::RateLimitLayer, rule::Rule, service::RateLimit};

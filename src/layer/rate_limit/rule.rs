@@ -9,9 +9,10 @@ use crate::{
         client_ip::client_ip,
         key::{KeyExtractor, NoKey},
         path::PathPattern,
+        refuse::Blame,
         warn::Sameness,
     },
-    limit::{Algorithm, OnError, Policy, Quota},
+    limit::{Algorithm, Demand, OnError, Policy, Quota},
 };
 
 /// One limit of a layer: a quota, and which requests it counts, for whom, at what cost.
@@ -218,7 +219,7 @@ impl Rule {
     }
 
     /// Checks the rule.
-    pub(super) fn build(self) -> Result<BuiltRule, Error> {
+    pub(in crate::layer) fn build(self) -> Result<BuiltRule, Error> {
         let mut policy = Policy::new(self.name, self.quota, self.algorithm)?.on_error(self.on_error);
         if let Some(burst) = self.burst {
             policy = policy.try_burst(burst)?;
@@ -252,9 +253,9 @@ impl Rule {
 
 /// A rule that has been found right.
 #[derive(Clone, Debug)]
-pub(super) struct BuiltRule {
-    pub(super) policy: Policy,
-    pub(super) reduced_capacity: bool,
+pub(in crate::layer) struct BuiltRule {
+    pub(in crate::layer) policy: Policy,
+    reduced_capacity: bool,
     key: Arc<dyn KeyExtractor>,
     /// Looks whether all have one key, where that would be a mistake.
     sameness: Option<Arc<Sameness>>,
@@ -262,13 +263,13 @@ pub(super) struct BuiltRule {
     paths: Vec<PathPattern>,
     methods: Vec<Method>,
     conditions: Vec<Condition>,
-    pub(super) mode: Mode,
+    mode: Mode,
     #[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only a file takes rules back"))]
     pub(super) of_file: bool,
 }
 
 impl Mode {
-    pub(super) fn is_shadow(self, policy: &Policy, key: &Key) -> bool {
+    fn is_shadow(self, policy: &Policy, key: &Key) -> bool {
         match self {
             Self::Enforce => false,
             Self::Shadow => true,
@@ -284,13 +285,20 @@ impl Mode {
 }
 
 impl BuiltRule {
-    pub(super) fn matches(&self, request: &Parts) -> bool {
+    pub(in crate::layer) fn matches(&self, request: &Parts) -> bool {
         (self.methods.is_empty() || self.methods.contains(&request.method))
             && (self.paths.is_empty() || self.paths.iter().any(|pattern| pattern.matches(request)))
             && self.conditions.iter().all(|condition| (condition.0)(request))
     }
 
-    pub(super) fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
+    /// Returns what a request that matches asks of it.
+    pub(in crate::layer) fn demand(&self, request: &Parts, secrets: &Secrets) -> Result<Demand<'_>, NoKey> {
+        let key = self.key(request, secrets)?;
+        let shadow = self.mode.is_shadow(&self.policy, &key);
+        Ok(Demand::of(&self.policy, key, self.cost(request)).in_shadow(shadow))
+    }
+
+    fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
         let mut key = KeyWriter::new(secrets);
         self.key.extract(request, &mut key)?;
         let key = key.finish();
@@ -300,7 +308,12 @@ impl BuiltRule {
         Ok(key)
     }
 
-    pub(super) fn cost(&self, request: &Parts) -> u64 {
+    /// Returns whose affair it is that its limit is reached.
+    pub(in crate::layer) fn blame(&self) -> Blame {
+        if self.reduced_capacity { Blame::Server } else { Blame::Client }
+    }
+
+    fn cost(&self, request: &Parts) -> u64 {
         match &self.cost {
             Cost::Fixed(units) => *units,
             Cost::Of(cost) => cost(request),

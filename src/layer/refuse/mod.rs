@@ -58,20 +58,14 @@ pub(super) fn refuse(decision: &Decision, request: &Parts, blame: Blame) -> Opti
     if decision.is_allowed() {
         return None;
     }
+    if let Some(content_type) = grpc::content_type(request) {
+        return Some(grpc_refusal(content_type, decision, blame));
+    }
     if decision.is_unavailable() {
         return Some(fault(request, Fault::Unavailable));
     }
-    // RFC 9110, section 10.2.3: whole seconds. Zero would be legal and have clients come back at once.
-    let wait = decision.retry_after().map(|wait| seconds_up(wait).max(1));
+    let wait = whole_seconds(decision);
     let room = violated(decision).count() * NAME;
-    if let Some(content_type) = grpc::content_type(request) {
-        let message = bytes(DETAIL + room, |text| detail(decision, wait, text));
-        let message = String::from_utf8_lossy(&message);
-        return Some(match blame {
-            Blame::Client => grpc::over_limit(content_type, decision, &message),
-            Blame::Server => grpc::reduced_capacity(content_type, decision, &message),
-        });
-    }
     let (status, begin) = match blame {
         Blame::Client => (StatusCode::TOO_MANY_REQUESTS, OVER_LIMIT),
         Blame::Server => (StatusCode::SERVICE_UNAVAILABLE, REDUCED_CAPACITY),
@@ -89,7 +83,7 @@ pub(super) fn refuse(decision: &Decision, request: &Parts, blame: Blame) -> Opti
         });
         answer(request, status, PROBLEM, body)
     } else {
-        let body = bytes(DETAIL + room, |text| {
+        let body = bytes(DETAIL, |text| {
             detail(decision, wait, text);
             text.raw("\n");
         });
@@ -100,6 +94,25 @@ pub(super) fn refuse(decision: &Decision, request: &Parts, blame: Blame) -> Opti
         response.headers_mut().insert(header::RETRY_AFTER, wait);
     }
     Some(response)
+}
+
+/// Answers a gRPC call that was refused.
+pub(super) fn grpc_refusal(content_type: HeaderValue, decision: &Decision, blame: Blame) -> Response<RefusalBody> {
+    if decision.is_unavailable() {
+        return grpc::status(content_type, grpc::UNAVAILABLE, UNAVAILABLE);
+    }
+    let message = bytes(DETAIL, |text| detail(decision, whole_seconds(decision), text));
+    let message = String::from_utf8_lossy(&message);
+    match blame {
+        Blame::Client => grpc::over_limit(content_type, decision, &message),
+        Blame::Server => grpc::reduced_capacity(content_type, decision, &message),
+    }
+}
+
+/// Returns how long to wait, as it is told over HTTP (RFC 9110, section 10.2.3): in whole seconds. Zero would be legal and
+/// have clients come back at once.
+fn whole_seconds(decision: &Decision) -> Option<u64> {
+    decision.retry_after().map(|wait| seconds_up(wait).max(1))
 }
 
 /// Answers a request that no rule could judge.
@@ -119,13 +132,9 @@ enum Fault<'a> {
 
 fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
     let (status, code, kind, title, detail) = match fault {
-        Fault::Unavailable => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            grpc::UNAVAILABLE,
-            TEMPORARY,
-            TEMPORARY_TITLE,
-            "the rate limit cannot be checked at present",
-        ),
+        Fault::Unavailable => {
+            (StatusCode::SERVICE_UNAVAILABLE, grpc::UNAVAILABLE, TEMPORARY, TEMPORARY_TITLE, UNAVAILABLE)
+        }
         Fault::PeerUnknown => {
             (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, BLANK, "Internal Server Error", PEER_UNKNOWN)
         }
@@ -205,6 +214,8 @@ const BLANK: &str = "about:blank";
 /// A type of draft-ietf-httpapi-ratelimit-headers-11.
 const TEMPORARY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 const TEMPORARY_TITLE: &str = "Temporarily reduced capacity";
+
+const UNAVAILABLE: &str = "the rate limit cannot be checked at present";
 
 /// How problem details begin, with types of draft-ietf-httpapi-ratelimit-headers-11.
 const OVER_LIMIT: &str = concat!(
