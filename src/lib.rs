@@ -29,6 +29,7 @@
 //! | axum, tonic, hyper: layers, rules, keys, fields | [`layer`] |
 //! | limits without HTTP | [`Limiter`] |
 //! | what happens on a bad day, and what to set | [`failure`] |
+//! | which client obeys what, and how to set up proxies | [`clients`] |
 //! | what a warning in the log means | [`warnings`] |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
@@ -63,6 +64,9 @@ mod error;
 #[cfg(doc)]
 #[doc = include_str!("../docs/failure.md")]
 pub mod failure {}
+#[cfg(doc)]
+#[doc = include_str!("../docs/clients.md")]
+pub mod clients {}
 #[cfg(doc)]
 #[doc = include_str!("../docs/warnings.md")]
 pub mod warnings {}

@@ -10,5 +10,6 @@ mod contract;
 mod dialects;
 mod keys;
 mod messages;
+mod proxy_addr;
 mod refusals;
 mod tonic_server;
