@@ -46,7 +46,7 @@
 //! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
 //! | `sentinel` | Redis behind Sentinel: `redis+sentinel://` | no |
 //! | `cluster` | Redis Cluster: `redis+cluster://` | no |
-//! | `config` | rules from a TOML, JSON or YAML file: [`config`] | no |
+//! | `config` | rules from a TOML, JSON or YAML file: `Config` | no |
 //! | `redis-connection` | `Redis::from_connection`, for a connection of yours by the `redis` crate 1 | no |
 //!
 //! Memory is always there, and gRPC requests are answered as such without any feature. A feature makes something
