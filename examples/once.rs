@@ -25,7 +25,7 @@ async fn main() -> Result<(), Error> {
     let sending = (1..=3).map(|caller| {
         let (mails, id) = (mails.clone(), id.clone());
         tokio::spawn(async move {
-            let send = async |_: &_| {
+            let send = async |_| {
                 sleep(Duration::from_millis(100)).await; // the mail goes out
                 Ok(b"message 17".to_vec())
             };

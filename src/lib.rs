@@ -33,7 +33,7 @@
 //! | what a warning in the log means | [`warnings`] |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
-//! | locks, semaphores and what else decides who acts | [`lease`] |
+//! | locks, semaphores and what else decides who acts | [`lease`], [`leases`] |
 //! | tests of your own, with a clock that you move | [`Memory::manual`] |
 //!
 //! # Features
@@ -73,6 +73,9 @@ pub mod warnings {}
 mod key;
 pub mod layer;
 pub mod lease;
+#[cfg(doc)]
+#[doc = include_str!("../docs/leases.md")]
+pub mod leases {}
 pub mod limit;
 mod limiter;
 mod memory;

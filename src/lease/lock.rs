@@ -152,8 +152,8 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Dropped, the body is dropped where it stands, and the lease is given back in the background.
-    pub async fn run<T>(&self, body: impl AsyncFnOnce(&super::Lease) -> T) -> Result<T, RunError<T>> {
-        run::run(self.unkept().await?, body).await
+    pub async fn run<T>(&self, body: impl AsyncFnOnce(super::Lease) -> T) -> Result<T, RunError<T>> {
+        run::run(self.acquire_unkept().await?, body).await
     }
 
     /// Acquires, runs a body to its end even if the lease is lost meanwhile, and releases.
@@ -168,8 +168,8 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Dropped, the body is dropped where it stands, and the lease is given back in the background.
-    pub async fn run_or_warn<T>(&self, body: impl AsyncFnOnce(&super::Lease) -> T) -> Result<RanAnyway<T>, Error> {
-        Ok(run::run_or_warn(self.unkept().await?, body).await)
+    pub async fn run_or_warn<T>(&self, body: impl AsyncFnOnce(super::Lease) -> T) -> Result<RanAnyway<T>, Error> {
+        Ok(run::run_or_warn(self.acquire_unkept().await?, body).await)
     }
 
     /// Tells who holds the first name, for operators.
@@ -210,7 +210,7 @@ impl Lock {
     }
 
     /// Acquires without a guard that renews: whoever runs does.
-    async fn unkept(&self) -> Result<Guard, Error> {
+    pub(super) async fn acquire_unkept(&self) -> Result<Guard, Error> {
         self.check()?;
         self.request.wait(self.wait).await.map(|lease| Guard::new(lease, false))
     }

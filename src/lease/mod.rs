@@ -1,5 +1,9 @@
 //! Who holds what, until when: locks and what stands on the same ground.
 //!
+//! [`Lock`], [`Semaphore`] and [`Leader`] stand on a [`LeaseStore`], which [`Redlock`] is too; [`Once`] and [`Tickets`] on a
+//! [`RecordStore`]; [`Claims`] on a [`QueueStore`]. [`Memory`](crate::Memory) and `Redis` are all three. What each promises,
+//! and what it does not, is told in [`leases`](crate::leases).
+//!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), tollgate::Error> {
@@ -15,16 +19,21 @@
 //! # }
 //! ```
 
+mod claims;
 mod clock;
+mod gate;
 mod guard;
 mod hold;
 mod keeper;
+mod leader;
 #[expect(clippy::module_inception)] // A lease is what this is about.
 mod lease;
 mod lock;
 mod once;
+mod queue;
 mod race;
 mod record;
+mod redlock;
 mod renew;
 mod reply;
 mod run;
@@ -37,14 +46,19 @@ mod watch;
 
 pub(crate) use self::watch::Notices;
 pub use self::{
+    claims::{Claim, Claims},
     clock::Clock,
+    gate::FenceGate,
     guard::{Guard, Released},
     hold::Lost,
     keeper::Keeper,
+    leader::{Election, Elections, Leader, Term},
     lease::Lease,
     lock::Lock,
     once::{Attempt, NotStarted, Once, Ran},
+    queue::{ClaimAsk, Claimed, DeadJob, Job, NewJob, QueueStore},
     record::{Begin, Begun, OnUnknown, RecordStore},
+    redlock::{Incarnation, Node, Redlock, RedlockBuilder},
     reply::Reply,
     run::{RanAnyway, RunError},
     semaphore::{Permit, Semaphore},

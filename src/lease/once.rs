@@ -80,11 +80,11 @@ impl Ran {
 pub struct NotStarted;
 
 /// An attempt, as its body sees it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Attempt {
     number: u32,
     fence: Fence,
-    hold: Hold,
+    hold: Arc<Hold>,
 }
 
 impl Attempt {
@@ -158,7 +158,7 @@ impl Once {
     pub async fn run(
         &self,
         id: impl Into<Key>,
-        body: impl AsyncFnOnce(&Attempt) -> Result<Vec<u8>, NotStarted>,
+        body: impl AsyncFnOnce(Attempt) -> Result<Vec<u8>, NotStarted>,
     ) -> Result<Ran, Error> {
         self.check()?;
         let name = self.name(id);
@@ -173,9 +173,9 @@ impl Once {
             Begun::Done { outcome, .. } => return Ok(Ran::Before(outcome)),
             Begun::Unknown { attempt, .. } => return Ok(Ran::Unknown { attempt }),
         };
-        let attempt = Attempt { number, fence, hold: Hold::new(self.store.clock(), sent, self.lease, None) };
+        let attempt = Attempt { number, fence, hold: Arc::new(Hold::new(self.store.clock(), sent, self.lease, None)) };
         let renewal = renew(&attempt.hold, self.lease, token, || self.store.extend(&name, token, self.lease));
-        match under(&attempt.hold, renewal, body(&attempt)).await {
+        match under(&attempt.hold, renewal, body(attempt.clone())).await {
             // It has an outcome, and the attempt may still be the last one.
             Ok(Ok(outcome)) | Err((_, Some(Ok(outcome)))) => self.complete(&name, &attempt, token, outcome).await,
             Ok(Err(NotStarted)) | Err((_, Some(Err(NotStarted)))) => {

@@ -77,9 +77,9 @@ pub struct RanAnyway<T> {
 }
 
 /// Runs a body under a guard whose lease is renewed here, and releases.
-pub(super) async fn run<T>(guard: Guard, body: impl AsyncFnOnce(&Lease) -> T) -> Result<T, RunError<T>> {
+pub(super) async fn run<T>(guard: Guard, body: impl AsyncFnOnce(Lease) -> T) -> Result<T, RunError<T>> {
     let lease = guard.lease();
-    let ran = under(&lease.held().hold, renewal(&lease), body(&lease)).await;
+    let ran = under(&lease.held().hold, renewal(&lease), body(lease.clone())).await;
     match ran {
         Ok(output) => {
             // It has finished in time: a release that fails takes nothing away from that.
@@ -95,9 +95,9 @@ pub(super) async fn run<T>(guard: Guard, body: impl AsyncFnOnce(&Lease) -> T) ->
 }
 
 /// Runs a body to its end whatever becomes of the lease, and releases.
-pub(super) async fn run_or_warn<T>(guard: Guard, body: impl AsyncFnOnce(&Lease) -> T) -> RanAnyway<T> {
+pub(super) async fn run_or_warn<T>(guard: Guard, body: impl AsyncFnOnce(Lease) -> T) -> RanAnyway<T> {
     let lease = guard.lease();
-    let (mut renewal, mut body) = (pin!(renewal(&lease)), pin!(body(&lease)));
+    let (mut renewal, mut body) = (pin!(renewal(&lease)), pin!(body(lease.clone())));
     let mut renews = true;
     let output = poll_fn(|cx| {
         if renews && let Poll::Ready(lost) = renewal.as_mut().poll(cx) {
@@ -115,7 +115,7 @@ pub(super) async fn run_or_warn<T>(guard: Guard, body: impl AsyncFnOnce(&Lease) 
 }
 
 /// Renews a lease for as long as it is polled.
-fn renewal(lease: &Lease) -> impl Future<Output = Lost> {
+pub(super) fn renewal(lease: &Lease) -> impl Future<Output = Lost> {
     let held = Arc::clone(lease.held());
     async move {
         let extend = || {

@@ -41,7 +41,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If the number is out of bounds, or the store cannot count permits.
+    /// If the number is out of bounds, or the store cannot count permits: [`Redlock`](super::Redlock) cannot.
     pub fn new<S: LeaseStore + Clone>(store: &S, name: impl Into<Key>, most: u32) -> Result<Self, Error> {
         let share = permits(most)?;
         store.supports(share)?;

@@ -5,9 +5,9 @@ use crate::{error::Error, key::Key};
 
 /// Keeps leases: who holds which name, until when.
 ///
-/// The crate brings [`Memory`](crate::Memory) and, with the feature `redis`, `Redis`. All that is asked carries the
-/// holder's token, so it may be asked again: an acquire that finds its own token returns the first fence, and a release
-/// only ever deletes its own.
+/// The crate brings [`Memory`](crate::Memory), with the feature `redis` `Redis`, and [`Redlock`](super::Redlock) over
+/// several of them. All that is asked carries the holder's token, so it may be asked again: an acquire that finds its own
+/// token returns the first fence, and a release only ever deletes its own.
 ///
 /// A reply does not borrow: a store takes what it needs before it returns.
 pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {

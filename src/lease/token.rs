@@ -53,7 +53,8 @@ impl fmt::Debug for Token {
 ///
 /// It is minted in the same atomic step that grants the lease, `max(last + 1, time in µs since 1970)`, and stays the
 /// same for as long as the lease is held. Hand it to the resource with each write, which refuses what comes under a
-/// lesser fence than it has seen. Fences of different names have nothing to do with each other.
+/// lesser fence than it has seen ([`FenceGate`](super::FenceGate) does that in process). Fences of different names have
+/// nothing to do with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub struct Fence(u64);

@@ -2,7 +2,9 @@ use std::{
     any::Any,
     collections::HashMap,
     fmt,
+    future::{Future, poll_fn},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
 };
 
 use tokio::sync::watch;
@@ -13,10 +15,10 @@ use crate::key::Key;
 ///
 /// A notice only makes that earlier: a waiter also tries when the time is up that it was told.
 pub struct Watch {
-    notices: Option<watch::Receiver<Notice>>,
+    notices: Vec<watch::Receiver<Notice>>,
     is_new: bool,
-    /// Ends what is kept up for this watch when it is dropped.
-    _end: Option<Box<dyn Any + Send + Sync>>,
+    /// What ends with this watch.
+    ends: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 /// What was told last: for one waiter, or for whoever waits.
@@ -25,17 +27,28 @@ type Notice = Option<Arc<[u8]>>;
 impl Watch {
     /// Never tells anything: the waiter has to ask again and again.
     pub fn by_asking() -> Self {
-        Self { notices: None, is_new: false, _end: None }
+        Self { notices: Vec::new(), is_new: false, ends: Vec::new() }
     }
 
     pub(crate) fn of(notices: watch::Receiver<Notice>) -> Self {
-        Self { notices: Some(notices), is_new: true, _end: None }
+        Self { notices: vec![notices], is_new: true, ends: Vec::new() }
+    }
+
+    /// Tells what any of several tells.
+    pub(super) fn any(watches: Vec<Self>) -> Self {
+        let mut all = Self { is_new: true, ..Self::by_asking() };
+        for mut watch in watches {
+            all.notices.append(&mut watch.notices);
+            all.ends.append(&mut watch.ends);
+        }
+        all
     }
 
     /// Says what is to be dropped with the watch.
     #[cfg(feature = "redis")]
-    pub(crate) fn with_end(self, end: impl Any + Send + Sync) -> Self {
-        Self { _end: Some(Box::new(end)), ..self }
+    pub(crate) fn with_end(mut self, end: impl Any + Send + Sync) -> Self {
+        self.ends.push(Box::new(end));
+        self
     }
 
     /// Returns true once if something may have been told before the watch began.
@@ -44,27 +57,47 @@ impl Watch {
     }
 
     pub(crate) fn is_by_asking(&self) -> bool {
-        self.notices.is_none()
+        self.notices.is_empty()
     }
 
     /// Forgets what was told up to now.
     pub(crate) fn forget(&mut self) {
-        if let Some(notices) = &mut self.notices {
-            notices.mark_unchanged();
-        }
+        self.notices.iter_mut().for_each(watch::Receiver::mark_unchanged);
     }
 
     /// Waits for a notice for everybody or for `waiter`; false if there will be no more.
     pub(crate) async fn told(&mut self, waiter: &[u8]) -> bool {
-        let Some(notices) = &mut self.notices else { return std::future::pending().await };
         loop {
-            if notices.changed().await.is_err() {
+            if !self.changed().await {
                 return false;
             }
-            if notices.borrow_and_update().as_deref().is_none_or(|head| head == waiter) {
+            // All are looked at, so that each is told once.
+            let told = self.notices.iter_mut().filter(|notices| notices.has_changed().is_ok_and(|changed| changed));
+            let mut heads = told.map(|notices| notices.borrow_and_update().clone()).collect::<Vec<_>>().into_iter();
+            if heads.any(|head| head.as_deref().is_none_or(|head| head == waiter)) {
                 return true;
             }
         }
+    }
+
+    /// Waits until one of them has changed; false if one has ended.
+    async fn changed(&mut self) -> bool {
+        let mut waiting: Vec<_> = self
+            .notices
+            .iter()
+            .map(|notices| {
+                let mut notices = notices.clone();
+                Box::pin(async move { notices.changed().await.is_ok() })
+            })
+            .collect();
+        poll_fn(|cx| {
+            let mut ready = waiting.iter_mut().filter_map(|waiting| match waiting.as_mut().poll(cx) {
+                Poll::Ready(is_there) => Some(is_there),
+                Poll::Pending => None,
+            });
+            ready.next().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
 }
 

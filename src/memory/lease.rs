@@ -9,7 +9,10 @@ use super::{Clock, Memory, clock::micros};
 use crate::{
     error::Error,
     key::Key,
-    lease::{self, Acquired, Fence, Holder, Keeper, LeaseId, LeaseStore, Notices, Reply, Share, Terms, Token, Watch},
+    lease::{
+        self, Acquired, Fence, Holder, Incarnation, Keeper, LeaseId, LeaseStore, Node, Notices, Reply, Share, Terms,
+        Token, Watch,
+    },
     limit::Micros,
 };
 
@@ -154,6 +157,23 @@ impl Leases {
             fences.extend(name.take(to.token(), terms, now, kind == Kind::Lease));
         }
         Acquired::Held { fences }
+    }
+
+    fn raise(&self, id: &LeaseId, fences: &[Fence], now: Micros) -> bool {
+        let mut table = self.lock();
+        let kind = Kind::of(id.share());
+        let mut all = true;
+        for (name, fence) in id.names().iter().zip(fences) {
+            let held = table.names.get_mut(&(*name, kind)).and_then(|name| {
+                name.last = name.last.max(u64::from(*fence));
+                name.holders.iter_mut().find(|held| held.token == id.token() && held.ends > now)
+            });
+            match held {
+                Some(held) => held.fence = held.fence.max(u64::from(*fence)),
+                None => all = false,
+            }
+        }
+        all
     }
 
     fn holders(&self, name: &Key, share: Share, now: Micros) -> Vec<Holder> {
@@ -310,6 +330,17 @@ impl LeaseStore for Memory {
                 lease::Clock::by(move || clock.elapsed_since_epoch())
             }
         }
+    }
+}
+
+/// For tests of [`Redlock`](lease::Redlock): a memory is lost with its process, as all others of it.
+impl Node for Memory {
+    fn raise(&self, id: &LeaseId, fences: &[Fence]) -> Reply<bool> {
+        Reply::ready(Ok(self.leases.raise(id, fences, self.clock.now())))
+    }
+
+    fn incarnation(&self) -> Reply<Incarnation> {
+        Reply::ready(Ok(Incarnation::new("memory", Duration::ZERO, true)))
     }
 }
 

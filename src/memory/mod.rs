@@ -3,12 +3,13 @@
 mod clock;
 mod lease;
 mod limit;
+mod queue;
 mod record;
 
 use std::{sync::Arc, time::Duration};
 
 pub use self::clock::ManualClock;
-use self::{clock::Clock, lease::Leases, limit::Table, record::Records};
+use self::{clock::Clock, lease::Leases, limit::Table, queue::Queues, record::Records};
 use crate::{
     error::Error,
     key::Key,
@@ -48,6 +49,7 @@ pub struct Memory {
     table: Arc<Table>,
     leases: Arc<Leases>,
     records: Arc<Records>,
+    queues: Arc<Queues>,
     max_keys: usize,
     when_full: WhenFull,
 }
@@ -146,7 +148,8 @@ impl Memory {
     fn of(clock: Clock, max_keys: usize, when_full: WhenFull) -> Self {
         let table = Arc::new(Table::new(max_keys, when_full));
         let records = Arc::new(Records::new(max_keys, Self::DEFAULT_MAX_RECORD_BYTES));
-        Self { clock, table, leases: Arc::new(Leases::new(max_keys)), records, max_keys, when_full }
+        let (leases, queues) = (Arc::new(Leases::new(max_keys)), Arc::new(Queues::new(max_keys)));
+        Self { clock, table, leases, records, queues, max_keys, when_full }
     }
 }
 

@@ -30,6 +30,16 @@ impl Names {
         format!("{}:{version}:{{{:016x}}}:{letter}:{}", self.prefix, name.hash(), name.as_str()).into_bytes()
     }
 
+    /// Returns the key of the last fence of a name.
+    pub(super) fn counter(&self, name: &Key) -> Vec<u8> {
+        self.lease(COUNTER, name)
+    }
+
+    /// Returns the key of a value that is written under fences.
+    pub(super) fn fenced(&self, name: &Key) -> Vec<u8> {
+        self.lease(FENCED, name)
+    }
+
     /// Returns the channel on which waiters for a name are told.
     pub(super) fn channel(&self, name: &Key) -> Vec<u8> {
         format!("{}:wake:{}", self.prefix, name.bucket(CHANNELS)).into_bytes()
@@ -176,7 +186,7 @@ impl LeaseStore for Redis {
     }
 }
 
-fn leases_and_counters(names: &Names, id: &LeaseId) -> Vec<Vec<u8>> {
+pub(super) fn leases_and_counters(names: &Names, id: &LeaseId) -> Vec<Vec<u8>> {
     [LEASE, COUNTER]
         .into_iter()
         .flat_map(|letter| id.names().iter().map(move |name| names.lease(letter, name)))
@@ -270,6 +280,7 @@ const COUNTER: char = 'f';
 const QUEUE: char = 'q';
 const PLACES: char = 'p';
 const PERMITS: char = 's';
+const FENCED: char = 'v';
 
 /// Enough that a notice wakes few who do not wait for it, and few enough to subscribe to.
 const CHANNELS: u16 = 256;

@@ -7,8 +7,11 @@
 mod apart;
 mod batch;
 mod connect;
+mod fenced;
 mod lease;
 mod limit;
+mod node;
+mod queue;
 mod record;
 mod script;
 #[cfg(feature = "cluster")]

@@ -32,6 +32,16 @@ pub(super) static EXTEND_ATTEMPT: Script = Script::new(include_str!("lua/extend_
 pub(super) static COMPLETE: Script = Script::new(include_str!("lua/complete.lua"));
 pub(super) static ABANDON: Script = Script::new(include_str!("lua/abandon.lua"));
 pub(super) static TAKE: Script = Script::new(include_str!("lua/take.lua"));
+pub(super) static RAISE: Script = Script::new(include_str!("lua/raise.lua"));
+pub(super) static WRITE_FENCED: Script = Script::new(include_str!("lua/write_fenced.lua"));
+pub(super) static PUSH: Script = Script::new(include_str!("lua/push.lua"));
+pub(super) static CLAIM: Script = Script::new(include_str!("lua/claim.lua"));
+pub(super) static EXTEND_CLAIM: Script = Script::new(include_str!("lua/extend_claim.lua"));
+pub(super) static ACK: Script = Script::new(include_str!("lua/ack.lua"));
+pub(super) static NACK: Script = Script::new(include_str!("lua/nack.lua"));
+pub(super) static BURY: Script = Script::new(include_str!("lua/bury.lua"));
+pub(super) static LIST_DEAD: Script = Script::new(include_str!("lua/list_dead.lua"));
+pub(super) static REQUEUE: Script = Script::new(include_str!("lua/requeue.lua"));
 
 impl Script {
     const fn new(text: &'static str) -> Self {
@@ -103,6 +113,16 @@ mod tests {
         ("complete.lua", &COMPLETE),
         ("abandon.lua", &ABANDON),
         ("take.lua", &TAKE),
+        ("raise.lua", &RAISE),
+        ("write_fenced.lua", &WRITE_FENCED),
+        ("push.lua", &PUSH),
+        ("claim.lua", &CLAIM),
+        ("extend_claim.lua", &EXTEND_CLAIM),
+        ("ack.lua", &ACK),
+        ("nack.lua", &NACK),
+        ("bury.lua", &BURY),
+        ("list_dead.lua", &LIST_DEAD),
+        ("requeue.lua", &REQUEUE),
     ];
 
     /// Returns the numbers of all `NAME[n]` in a text; `NAME[i]` and `NAME[k]` stand for any number.

@@ -2,9 +2,14 @@
 
 mod access;
 mod bounds;
+mod claims;
+mod fencing;
 mod holding;
+mod leader;
+mod measure;
 mod port;
 mod records;
+mod redlock;
 mod run;
 mod semaphore;
 #[path = "../support/mod.rs"]

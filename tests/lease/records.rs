@@ -106,7 +106,7 @@ async fn of_a_hundred_one_does_it_and_all_are_told_the_same() {
             let once = Once::new(&stage.store, "mail", KEPT).wait(Duration::from_secs(5));
             let count = Arc::clone(&count);
             tasks.spawn(async move {
-                let body = async |_: &_| {
+                let body = async |_| {
                     let run = count.fetch_add(1, Ordering::SeqCst);
                     sleep(ms(50)).await;
                     Ok(vec![7, u8::try_from(run).expect("few")])
@@ -149,7 +149,7 @@ async fn a_body_that_breaks_off_is_parked_and_one_that_did_not_start_is_not() {
         sleep(ms(80)).await;
         assert_eq!(again().await.expect("an answer"), Ran::Unknown { attempt: 1 });
         let taking_over = once.clone().takeover();
-        let twice = taking_over.run("a", async |attempt| Ok(vec![u8::try_from(attempt.number()).unwrap()]));
+        let twice = taking_over.run("a", async |attempt| Ok(vec![u8::try_from(attempt.number()).expect("few")]));
         assert_eq!(twice.await.expect("an answer"), Ran::Here(vec![2]));
         assert_eq!(again().await.expect("an answer"), Ran::Before(vec![2]));
 
@@ -213,7 +213,9 @@ async fn memory_holds_so_many_bytes_of_records_and_forgets_none() {
     }
     // The body has run, and its caller has what it came to; what is not stored is parked.
     let small = Once::new(&store, "small", KEPT).lease(ms(50));
-    let error = store.begin(&Key::from("big"), &Begin::done(Token::random().unwrap(), vec![1; 4_000], KEPT)).await;
+    let error = store
+        .begin(&Key::from("big"), &Begin::done(Token::random().expect("random bytes"), vec![1; 4_000], KEPT))
+        .await;
     assert!(error.expect_err("full").to_string().contains("max_record_bytes"));
     assert!(small.run("a", async |_| Ok(vec![])).await.expect("room").outcome().is_some());
     for id in 0..4 {

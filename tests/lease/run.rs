@@ -135,3 +135,17 @@ async fn a_holder_of_a_frozen_server_knows_its_end_by_itself() {
     assert!(lost < ms(493) + late, "{lost:?}");
     assert!(last.get() - begun.get() > ms(440), "{:?}", last.get() - begun.get());
 }
+
+#[tokio::test]
+async fn what_runs_under_a_lease_can_be_a_task() {
+    for stage in stages() {
+        let (store, other) = (stage.other(), stage.other());
+        let locked = tokio::spawn(async move { Lock::new(&store, "x").run(async |lease| lease.is_held()).await });
+        assert!(locked.await.expect("no panic").expect("held"));
+        let led = tokio::spawn(async move {
+            let leader = tollgate::lease::Leader::new(&other, "x");
+            leader.run(async |term| term.is_held()).await
+        });
+        assert!(led.await.expect("no panic").expect("elected"));
+    }
+}

@@ -38,6 +38,7 @@ use super::turn;
 use super::{
     batch::{Batches, Carrier, Queue, Undone},
     limit::{Asked, Call, Names, Reply, Request},
+    node::Run,
     script::{BLOCK, DECIDE, SETTLE, Script},
     wake::Wakes,
 };
@@ -99,6 +100,8 @@ struct Known {
     is_broken: AtomicBool,
     /// Who waits for what.
     wakes: Arc<Wakes>,
+    /// Which run of the server it is, once it was asked.
+    run: OnceLock<Run>,
 }
 
 impl Connections {
@@ -327,6 +330,11 @@ impl Connection {
         &self.known.wakes
     }
 
+    /// Returns which run of the server it is, once it was asked.
+    pub(super) fn run(&self) -> &OnceLock<Run> {
+        &self.known.run
+    }
+
     /// Returns true if this connection is of no more use.
     pub(super) fn is_broken(&self) -> bool {
         self.known.is_broken.load(Ordering::Relaxed)
@@ -338,7 +346,7 @@ impl Connection {
         self.tried(script.call(&mut handle, call)).await.map_err(Error::from)
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, Error> {
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, Error> {
         let mut handle = self.handle.clone();
         self.tried(command.query_async(&mut handle)).await.map_err(Error::from)
     }

@@ -1,0 +1,114 @@
+//! A process that takes a lock again and again, works under it, and says what it sees.
+
+use std::{
+    cell::Cell,
+    env,
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+use tollgate::{
+    Redis,
+    lease::{Lease, LeaseStore, Lock},
+};
+
+use super::broken::{Broken, Variant};
+
+/// What a worker is told, in one variable.
+pub(crate) const ASKED: &str = "TOLLGATE_LEASE_WORKER";
+
+pub(crate) const TTL: Duration = Duration::from_millis(400);
+
+pub(crate) fn monotonic() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).expect("a time since the start")
+}
+
+fn tell(event: &str, fence: u64, at: u64, more: u64) {
+    let mut out = std::io::stdout().lock();
+    if writeln!(out, "@{event} {fence} {at} {more}").and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+pub(crate) fn run_if_asked() {
+    let Ok(asked) = env::var(ASKED) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(work(&asked));
+}
+
+/// Reads `lock-url register-url variant steps-file number`, and works until it is ended.
+async fn work(asked: &str) {
+    let words: Vec<&str> = asked.split(' ').collect();
+    let [url, register, variant, steps, number] = words.as_slice() else { panic!("{asked}") };
+    let redis = Redis::open(url).expect("an address");
+    let variant = Variant::read(variant);
+    let store: Arc<dyn LeaseStore> = match variant {
+        Variant::Right => Arc::new(redis),
+        variant => Arc::new(Broken::new(redis, variant, steps.into())),
+    };
+    let register = redis::Client::open(*register).expect("an address");
+    let mut register = register.get_multiplexed_async_connection().await.expect("the register");
+    let late = Arc::new(AtomicU64::new(0));
+    tokio::spawn(watch_timers(Arc::clone(&late)));
+    let lock = Lock::new(&store, "the one").ttl(TTL).wait_forever();
+    let seed: u64 = number.parse().expect("a number");
+    for round in 0_u64.. {
+        let (fence, deadline) = (Cell::new(0), Cell::new(0));
+        // Some are short, and some are renewed several times.
+        let steps = [4, 20, 160, 10, 200][usize::try_from((round + seed) % 5).expect("few")];
+        let body = async |lease: Lease| {
+            let read = || deadline.set(monotonic() + u64::try_from(lease.remaining().as_nanos()).expect("short"));
+            fence.set(lease.fence().map_or(0, u64::from));
+            let at = monotonic();
+            read();
+            tell("acquired", fence.get(), at, deadline.get());
+            for _ in 0..steps {
+                let at = monotonic();
+                let left = lease.remaining();
+                read();
+                tell("step", fence.get(), at, if left.is_zero() { 1 } else { deadline.get() });
+                sleep(Duration::from_millis(5)).await;
+            }
+            // The resource takes what comes under the newest fence it has seen.
+            let at = monotonic();
+            let script = "local last = tonumber(redis.call('LINDEX', KEYS[1], -1) or 0) \
+                          if tonumber(ARGV[1]) < last then return 0 end redis.call('RPUSH', KEYS[1], ARGV[1]) return 1";
+            let mut write = redis::cmd("EVAL");
+            write.arg(script).arg(1).arg("register").arg(fence.get());
+            let accepted: u64 = write.query_async(&mut register).await.expect("the register");
+            tell("write", fence.get(), at, accepted);
+            tell("releases", fence.get(), monotonic(), 0);
+        };
+        match lock.run(body).await {
+            Ok(()) => tell("released", fence.get(), monotonic(), 0),
+            Err(error) if error.is_lost() => {
+                let at = monotonic();
+                // What a bare timer was late at about the same time.
+                let late = late.load(Ordering::Relaxed);
+                tell("lost", fence.get(), at, deadline.get() + late);
+            }
+            Err(_) => sleep(Duration::from_millis(5)).await,
+        }
+        if (round + seed).is_multiple_of(5) {
+            sleep(Duration::from_millis(3)).await;
+        }
+    }
+}
+
+/// Keeps how late timers are at present, in nanoseconds.
+async fn watch_timers(late: Arc<AtomicU64>) {
+    let mut lately = [0_u64; 20];
+    for i in 0.. {
+        let begun = Instant::now();
+        sleep(Duration::from_millis(5)).await;
+        let over = begun.elapsed().saturating_sub(Duration::from_millis(5));
+        lately[i % 20] = u64::try_from(over.as_nanos()).expect("short");
+        late.store(lately.iter().copied().max().unwrap_or_default(), Ordering::Relaxed);
+    }
+}
