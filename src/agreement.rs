@@ -72,7 +72,7 @@ fn usual_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-const POLICIES: usize = 6;
+const POLICIES: usize = 7;
 const QUOTAS: usize = 4;
 
 fn policy(index: usize, quota: usize) -> Policy {
@@ -83,6 +83,7 @@ fn policy(index: usize, quota: usize) -> Policy {
         2 => Policy::sliding_window("log", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
         // Of which some are kept in one number with the window's end, and some are not.
         LARGE => Policy::fixed_window("large", quota(["100000/1s", "50000/1s", "200000/1s", "70000/3s"])),
+        6 => Policy::sliding_counter("counter", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
         3 => Policy::token_bucket("slow", quota(["5/1s", "10/1s", "2/1s", "7/3s"])),
         _ => Policy::token_bucket("fast", quota(["2000/s", "997/s", "90/s", "100000/s"])).burst(9),
     }
@@ -297,7 +298,10 @@ impl Trio {
             // A window that ends while the call is under way could be over for one and not for the other.
             let about_to_end = self.is_timed(index) && ends <= self.now + 30_000;
             // What has ended is kept for a while where a number tells its end, and some is left to be found so.
-            let left = !matches!(state, State::SlidingWindow(_)) && !self.is_timed(index) && subject == 1 && !step_back;
+            let left = !matches!(state, State::SlidingWindow(_) | State::SlidingCounter(_))
+                && !self.is_timed(index)
+                && subject == 1
+                && !step_back;
             if ends <= self.now && !left || about_to_end {
                 let _: () = redis::cmd("DEL").arg(key).query(admin).expect("DEL");
                 self.pure.remove(&(index, subject));
@@ -366,7 +370,9 @@ impl Trio {
             if left > 0 {
                 let _: () = redis::cmd("PEXPIRE").arg(&key).arg(left + MUCH_MS).query(admin).expect("PEXPIRE");
             }
-            let due = i64::try_from(state.ends().saturating_sub(self.now) / 1_000).expect("a lifetime");
+            // A counter says only about when it is over.
+            let ends = if matches!(state, State::SlidingCounter(_)) { self.now } else { state.ends() };
+            let due = i64::try_from(ends.saturating_sub(self.now) / 1_000).expect("a lifetime");
             // Lifetimes run by the real clock, while the history stands still.
             let passed = i64::try_from((CALL + self.started.elapsed()).as_millis()).expect("milliseconds");
             assert!(left + passed >= due || due == 0, "{key} ends in {left} ms, its state in {due} ms: {state:?}");
@@ -440,6 +446,7 @@ fn the_largest_numbers_agree() {
             Policy::token_bucket("slow", "1/366d".parse().expect("a quota")).burst(9),
             Policy::token_bucket("fast", "101/s".parse().expect("a quota")).burst(most),
             Policy::fixed_window("large", "65535/366d".parse().expect("a quota")),
+            Policy::sliding_counter("counter", year),
         ];
         let all = |cost| Op::Decide((0..POLICIES).map(|index| (index, 0, cost, false)).collect());
         let each = |cost| (0..POLICIES).map(move |index| Op::Decide(vec![(index, 1, cost, false)]));

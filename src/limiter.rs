@@ -147,6 +147,11 @@ impl Limiter {
     /// `Retry-After`.
     pub const DEFAULT_DENY_MAX_AGE: Duration = Duration::from_secs(1);
 
+    /// Returns how long a call may wait.
+    pub(crate) fn deadline_of_calls(&self) -> Duration {
+        self.gate.tuning.deadline()
+    }
+
     /// Goes by other options from now on, in all clones.
     #[cfg(feature = "config")]
     pub(crate) fn tune(&self, deadline: Duration, deny_max_age: Duration, replicas: NonZeroU32) {

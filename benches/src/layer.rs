@@ -12,7 +12,10 @@ use std::{
 use axum::body::Body;
 use axum_gcra::{gcra, real_ip::RealIp};
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use tollgate::{Limiter, Memory, Quota, RateLimitLayer, Rule, layer::Dialect};
+use tollgate::{
+    Limiter, Memory, Quota, RateLimitLayer, Rule,
+    layer::{Dialect, Exception},
+};
 use tower::{Layer, Service};
 use tower_governor::{GovernorLayer, governor::GovernorConfigBuilder};
 use tower_rate_limiter::{FixedWindow, KeyExtractor, MemoryStore, RateLimitError};
@@ -145,6 +148,26 @@ pub fn run(run: &mut Run) {
     let over = |name| medians.of(name) - medians.of("bare service");
     let fields = over("tollgate, fields") / over("tower_governor, headers");
     run.bar("layer, fields: of tower_governor's addition", Wanted::AtMost(0.65), fields);
+
+    // None of them is of a client that asks, and then all of them are.
+    let with = |from: &str| {
+        let rule = Rule::new("per-client", many).burst(2_000_000_000);
+        let overrides = (0..10_000u32).map(|i| format!("{from}.{}.{}", i / 256, i % 256));
+        let other = Exception::Quota(Quota::per_second(90_000));
+        let rule = overrides.fold(rule, |rule, address| rule.except([address], other));
+        RateLimitLayer::new(Limiter::new(Memory::new())).rule(rule).dialect(Dialect::None).layer(Hello)
+    };
+    let mut cases = vec![
+        case("bare service", Hello, StatusCode::OK),
+        case("no overrides", ours(many, 2_000_000_000, Dialect::None).layer(Hello), StatusCode::OK),
+        case("10,000 overrides of others", with("192.168"), StatusCode::OK),
+        case("10,000 overrides, one for each", with("10.0"), StatusCode::OK),
+    ];
+    let medians = run.table("layer, 10,000 overrides, no fields", &mut cases);
+    for name in ["10,000 overrides of others", "10,000 overrides, one for each"] {
+        let ratio = medians.of(name) / medians.of("no overrides");
+        run.bar(format!("{name}: of a request without"), Wanted::AtMost(1.10), ratio);
+    }
 
     let mut slow = GovernorConfigBuilder::default();
     slow.per_second(86_400).burst_size(1);

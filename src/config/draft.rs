@@ -1,19 +1,19 @@
 //! What a file asks for, found right as far as the file alone can tell.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{collections::HashSet, num::NonZeroU32, time::Duration};
 
 use http::Method;
 
 use super::{
     keys::{Keys, Manner},
     read::Fields,
-    schema::{CLIENT_IP, FILE, HEADERS, MATCH, NOT, RULE, STORE},
+    schema::{CLIENT_IP, FILE, HEADERS, MATCH, NOT, OVERRIDE, RULE, STORE},
     source::{Faults, did_you_mean},
     value::{Kind, Value, shown},
 };
 use crate::{
     error::Error,
-    layer::{ClientIp, Dialect, KeyExtractor, Options, PathPattern, Rule, client_ip},
+    layer::{ClientIp, Dialect, Exception, KeyExtractor, Options, PathPattern, Rule, client_ip},
     limit::{Algorithm, OnError, Policy, Quota},
     memory::WhenFull,
 };
@@ -296,6 +296,19 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
     if fields.boolean("reduced_capacity", faults) == Some(true) {
         rule = rule.reduced_capacity();
     }
+    if let Some((when, at)) = fields.text("charge", faults) {
+        if let Err(error) = Rule::check_charge(when) {
+            faults.add(at, error.to_string());
+        }
+        rule = rule.charge(when);
+    }
+    if fields.boolean("settled", faults) == Some(true) {
+        rule = rule.settled();
+    }
+    let parts = keys.as_ref().map_or(1, Keys::len);
+    for (values, exception) in read_overrides(fields, quota, algorithm, parts, faults) {
+        rule = rule.except(values, exception);
+    }
     rule = read_mode(rule, fields, faults);
     rule = read_match(rule, fields, faults);
     Some(RuleDraft { rule, keys: keys? })
@@ -305,6 +318,7 @@ fn algorithm(word: &str) -> Algorithm {
     match word {
         "fixed-window" => Algorithm::FixedWindow,
         "sliding-window" => Algorithm::SlidingWindow,
+        "sliding-counter" => Algorithm::SlidingCounter,
         _ => Algorithm::TokenBucket,
     }
 }
@@ -345,6 +359,65 @@ fn read_keys(fields: Fields<'_>, client_ip: &ClientIp, faults: &mut Faults) -> O
         client_ip: prefixes(client_ip.clone(), fields, faults),
     };
     Keys::read(&words, &manner, faults)
+}
+
+/// Reads the overrides of a rule whose key has so many parts.
+fn read_overrides(
+    fields: Fields<'_>,
+    base: Quota,
+    algorithm: Algorithm,
+    parts: usize,
+    faults: &mut Faults,
+) -> Vec<(Vec<String>, Exception)> {
+    let overrides = match fields.get("override").map(|value| (&value.kind, value.at)) {
+        Some((Kind::List(overrides), _)) => overrides.as_slice(),
+        Some((_, at)) => {
+            faults.add(
+                at,
+                "`override` must be a list of tables: write `[[rule.override]]` (TOML) or `override: [{ ... }]`",
+            );
+            &[]
+        }
+        None => &[],
+    };
+    let mut known = HashSet::new();
+    let mut exceptions = Vec::new();
+    for value in overrides {
+        let Some(fields) = Fields::open(value, "the override", &OVERRIDE, faults) else { continue };
+        let keys = fields.texts("key", faults).unwrap_or_default();
+        if !keys.is_empty() && keys.len() != parts {
+            let (has, at) = (keys.len(), fields.name_at("key"));
+            faults.add(
+                at,
+                format!("`key` has {has} values, and the rule's key has {parts}; write one for each, in order"),
+            );
+        }
+        let values: Vec<String> = keys.iter().map(|(value, _)| (*value).to_owned()).collect();
+        if !keys.is_empty() && !known.insert(values.clone()) {
+            faults.add(fields.name_at("key"), "there is an override of this key already; leave one out");
+        }
+        let exception = match fields.text("quota", faults) {
+            None => continue,
+            Some(("unlimited", _)) => Exception::Unlimited,
+            Some(("blocked", _)) => Exception::Blocked,
+            Some((text, at)) => match text.parse::<Quota>() {
+                Ok(quota) => {
+                    if let Err(error) = Policy::new("rule", quota, algorithm) {
+                        faults.add(at, about(&error) + ": `algorithm = \"fixed-window\"`");
+                        continue;
+                    }
+                    Exception::Quota(quota)
+                }
+                Err(error) => {
+                    let near = did_you_mean(text, ["unlimited", "blocked"]);
+                    faults.add(at, format!("{error}, or `unlimited` or `blocked`{near}"));
+                    Exception::Quota(base)
+                }
+            },
+        };
+        exceptions.push((values, exception));
+    }
+    exceptions
 }
 
 fn read_mode(rule: Rule, fields: Fields<'_>, faults: &mut Faults) -> Rule {

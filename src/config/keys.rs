@@ -62,6 +62,11 @@ impl Keys {
         (parts.len() == words.len()).then_some(Self(parts))
     }
 
+    /// Returns how many values a key has.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Finds what the names stand for.
     pub(super) fn resolve(&self, named: &Named, faults: &mut Faults) -> Option<Arc<dyn KeyExtractor>> {
         let mut parts = Vec::new();
@@ -153,6 +158,10 @@ impl KeyExtractor for Composite {
 
     fn check(&self) -> Result<(), Error> {
         self.0.iter().try_for_each(KeyExtractor::check)
+    }
+
+    fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        self.0.iter().for_each(|part| part.write_values(values, key));
     }
 
     fn tells_apart(&self) -> bool {

@@ -154,7 +154,7 @@ const VARIABLE: &str = r"^\\$\\{.*\\}$";
 
 const MOST_UNITS: u64 = 1 << 31;
 
-pub(super) const ALGORITHMS: &[&str] = &["token-bucket", "fixed-window", "sliding-window"];
+pub(super) const ALGORITHMS: &[&str] = &["token-bucket", "fixed-window", "sliding-window", "sliding-counter"];
 pub(super) const ON_ERROR: &[&str] = &["local", "allow", "deny"];
 pub(super) const MISSING: &[&str] = &["shared", "skip", "reject"];
 pub(super) const WHEN_FULL: &[&str] = &["share", "refuse"];
@@ -452,6 +452,21 @@ pub(super) static RULE: Table = Table {
             about: "What each request costs; zero only asks.",
         },
         Key {
+            name: "charge",
+            takes: Takes::Text,
+            default: "`\"always\"`",
+            example: "\"status:401,403,5xx\"",
+            about: "Which responses are charged: `always`, `status:401,403,5xx` or `grpc:16,7`; the charge of others is given \
+                    back on the way out.",
+        },
+        Key {
+            name: "settled",
+            takes: Takes::Bool,
+            default: "`false`",
+            example: "true",
+            about: "Lets handlers say what a request truly cost: its decision and charge are in its extensions.",
+        },
+        Key {
             name: "reduced_capacity",
             takes: Takes::Bool,
             default: "`false`",
@@ -474,11 +489,38 @@ pub(super) static RULE: Table = Table {
                     only adds keys.",
         },
         Key {
+            name: "override",
+            takes: Takes::Tables(&OVERRIDE),
+            default: "none",
+            example: "[{ key = \"203.0.113.7\", quota = \"1000/min\" }]",
+            about: "What holds for single keys. An exact key goes before a range, and the longest range before others.",
+        },
+        Key {
             name: "on_error",
             takes: Takes::Word(ON_ERROR),
             default: "that of `store`",
             example: "\"deny\"",
             about: "What it decides when the store cannot answer.",
+        },
+    ],
+};
+
+pub(super) static OVERRIDE: Table = Table {
+    keys: &[
+        Key {
+            name: "key",
+            takes: Takes::Texts,
+            default: REQUIRED,
+            example: "\"203.0.113.7\"",
+            about: "The key as requests have it, secrets too; for `client-ip` an address or a range, `10.0.0.0/8`; for several \
+                    keys a list in their order.",
+        },
+        Key {
+            name: "quota",
+            takes: Takes::WordOr(&["unlimited", "blocked"], "or a quota: `\"1000/min\"`"),
+            default: REQUIRED,
+            example: "\"1000/min\"",
+            about: "A quota for each client that it is about, nothing at all, or 403.",
         },
     ],
 };

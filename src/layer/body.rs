@@ -1,10 +1,12 @@
 use std::{
     convert::Infallible,
+    fmt,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -22,6 +24,7 @@ pin_project! {
     #[derive(Debug)]
     enum Kind<B> {
         Inner { #[pin] body: B },
+        Watched { #[pin] body: B, on_trailers: Hook },
         Refusal { #[pin] body: RefusalBody },
     }
 }
@@ -29,6 +32,11 @@ pin_project! {
 impl<B> ResponseBody<B> {
     pub(super) fn inner(body: B) -> Self {
         Self { kind: Kind::Inner { body } }
+    }
+
+    /// Passes the inner service's body on, and looks at its trailers.
+    pub(super) fn until_trailers(body: B, on_trailers: OnTrailers) -> Self {
+        Self { kind: Kind::Watched { body, on_trailers: Hook(Some(on_trailers)) } }
     }
 
     pub(super) fn refusal(body: RefusalBody) -> Self {
@@ -43,22 +51,43 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
             KindProj::Inner { body } => body.poll_frame(cx),
+            KindProj::Watched { body, on_trailers } => {
+                let frame = ready!(body.poll_frame(cx));
+                if let Some(Ok(frame)) = &frame
+                    && let Some(trailers) = frame.trailers_ref()
+                    && let Some(act) = on_trailers.0.take()
+                {
+                    act(trailers);
+                }
+                Poll::Ready(frame)
+            }
             KindProj::Refusal { body } => body.poll_frame(cx).map_err(|never| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Inner { body } | Kind::Watched { body, .. } => body.is_end_stream(),
             Kind::Refusal { body } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
+            Kind::Inner { body } | Kind::Watched { body, .. } => body.size_hint(),
             Kind::Refusal { body } => body.size_hint(),
         }
+    }
+}
+
+/// What is done once with the trailers of a response.
+pub(super) type OnTrailers = Box<dyn FnOnce(&HeaderMap) + Send + Sync>;
+
+struct Hook(Option<OnTrailers>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
     }
 }
 

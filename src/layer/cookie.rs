@@ -45,6 +45,11 @@ impl KeyExtractor for Cookie {
         Ok(())
     }
 
+    fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        let value = values.next().unwrap_or_default();
+        if self.secret { key.secret(value) } else { key.text(value) }
+    }
+
     fn tells_apart(&self) -> bool {
         true
     }

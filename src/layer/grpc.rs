@@ -9,6 +9,7 @@ use super::RefusalBody;
 use crate::limit::Decision;
 
 pub(super) const INVALID_ARGUMENT: u8 = 3;
+pub(super) const PERMISSION_DENIED: u8 = 7;
 const RESOURCE_EXHAUSTED: u8 = 8;
 pub(super) const INTERNAL: u8 = 13;
 pub(super) const UNAVAILABLE: u8 = 14;

@@ -1,4 +1,4 @@
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{fmt, marker::PhantomData, net::IpAddr, sync::Arc};
 
 use http::{HeaderName, header, request::Parts};
 
@@ -44,6 +44,21 @@ pub trait KeyExtractor: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Returns the client's whole address if that is what it goes by; the default is that it does not.
+    ///
+    /// Exceptions for ranges of addresses are found by it.
+    fn address(&self, request: &Parts) -> Option<IpAddr> {
+        let _ = request;
+        None
+    }
+
+    /// Writes the key of requests that have these values, taking as many as a key has parts; the default is one text.
+    ///
+    /// Exceptions for keys are found by it, so it must write what [`extract`](Self::extract) does.
+    fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        key.text(values.next().unwrap_or_default());
+    }
+
     /// Returns true if it is meant to give each client a key of its own; the default is false.
     ///
     /// A warning tells when a rule by such a key has seen a thousand requests and no second key.
@@ -64,6 +79,14 @@ impl<T: KeyExtractor + ?Sized> KeyExtractor for Arc<T> {
     fn tells_apart(&self) -> bool {
         (**self).tells_apart()
     }
+
+    fn address(&self, request: &Parts) -> Option<IpAddr> {
+        (**self).address(request)
+    }
+
+    fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        (**self).write_values(values, key);
+    }
 }
 
 /// What to do with a request that has no key.
@@ -74,6 +97,8 @@ pub enum NoKey {
     Skip,
     /// It is refused with HTTP 400 (gRPC status 3); the text says what is missing and is shown to the client.
     Reject(String),
+    /// It is refused with HTTP 403 (gRPC status 7).
+    Forbidden,
     /// The server does not say who the peer is: HTTP 500 (gRPC status 13), since that is a fault of its set-up.
     PeerUnknown,
 }
@@ -132,6 +157,10 @@ impl KeyExtractor for Global {
     fn extract(&self, _: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
         key.text("all");
         Ok(())
+    }
+
+    fn write_values(&self, _: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        key.text("all");
     }
 }
 
@@ -195,6 +224,11 @@ impl KeyExtractor for Header {
             _ => return self.missing.apply(&format_args!("single {} header", self.name), key),
         }
         Ok(())
+    }
+
+    fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        let value = values.next().unwrap_or_default();
+        if self.secret { key.secret(value) } else { key.text(value) }
     }
 
     fn tells_apart(&self) -> bool {
@@ -451,6 +485,12 @@ macro_rules! tuple_extractor {
             fn tells_apart(&self) -> bool {
                 let ($($part,)+) = self;
                 $($part.tells_apart())||+
+            }
+
+            #[allow(non_snake_case)]
+            fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+                let ($($part,)+) = self;
+                $($part.write_values(values, key);)+
             }
         }
     };

@@ -55,7 +55,7 @@ pub use self::{
         global, grpc_method, grpc_service, header, key_fn, method, path,
     },
     message_limit::{MessageBody, MessageLimit, MessageLimitFuture, MessageLimitLayer, StreamedBody},
-    rate_limit::{RateLimit, RateLimitLayer, ResponseFuture, Rule},
+    rate_limit::{Exception, LookupError, QuotaBy, RateLimit, RateLimitLayer, ResponseFuture, Rule, quota_by},
     refuse::respond,
 };
 #[cfg(feature = "axum")]

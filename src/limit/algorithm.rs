@@ -1,6 +1,6 @@
 use super::{
-    Micros, Policy, Receipt, decision::Proof, fixed_window::FixedWindow, sliding_window::SlidingWindow,
-    token_bucket::TokenBucket,
+    Micros, Policy, Receipt, decision::Proof, fixed_window::FixedWindow, sliding_counter::SlidingCounter,
+    sliding_window::SlidingWindow, token_bucket::TokenBucket,
 };
 
 /// How a policy counts.
@@ -16,6 +16,12 @@ pub enum Algorithm {
     ///
     /// Remembers each charge: memory grows with the limit.
     SlidingWindow,
+    /// Two windows, the older of which counts by the part of it that the last `window` of time still covers, as if its
+    /// units had come evenly.
+    ///
+    /// Nearly a sliding window, at one short text a key. How near depends on how evenly requests come: see
+    /// [the table](crate::limit).
+    SlidingCounter,
     /// A bucket of `burst` units that refills evenly at `limit` per `window`.
     ///
     /// Any interval `t` admits at most `burst + limit · t / window` units. One number a key, smooth for clients.
@@ -28,6 +34,7 @@ impl Algorithm {
         match self {
             Self::FixedWindow => "fixed-window",
             Self::SlidingWindow => "sliding-window",
+            Self::SlidingCounter => "sliding-counter",
             Self::TokenBucket => "token-bucket",
         }
     }
@@ -37,6 +44,7 @@ impl Algorithm {
         match self {
             Self::FixedWindow => b'f',
             Self::SlidingWindow => b's',
+            Self::SlidingCounter => b'c',
             Self::TokenBucket => b't',
         }
     }
@@ -47,6 +55,7 @@ impl Algorithm {
 pub(crate) enum State {
     FixedWindow(FixedWindow),
     SlidingWindow(Box<SlidingWindow>),
+    SlidingCounter(SlidingCounter),
     TokenBucket(TokenBucket),
 }
 
@@ -97,6 +106,7 @@ impl State {
         match policy.algorithm() {
             Algorithm::FixedWindow => Self::FixedWindow(FixedWindow::default()),
             Algorithm::SlidingWindow => Self::SlidingWindow(Box::default()),
+            Algorithm::SlidingCounter => Self::SlidingCounter(SlidingCounter::default()),
             Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::default()),
         }
     }
@@ -107,6 +117,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => *state = FixedWindow::default(),
             Self::SlidingWindow(state) => state.forget(),
+            Self::SlidingCounter(state) => *state = SlidingCounter::default(),
             Self::TokenBucket(state) => *state = TokenBucket::default(),
         }
     }
@@ -116,6 +127,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => state.tidy(policy, now),
             Self::SlidingWindow(state) => state.tidy(policy, now),
+            Self::SlidingCounter(state) => state.tidy(policy, now),
             Self::TokenBucket(state) => state.tidy(policy, now),
         }
     }
@@ -126,6 +138,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => state.fits(policy, now, cost),
             Self::SlidingWindow(state) => state.fits(policy, now, cost),
+            Self::SlidingCounter(state) => state.fits(policy, now, cost),
             Self::TokenBucket(state) => state.fits(policy, now, cost),
         }
     }
@@ -134,6 +147,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => state.standing(policy, now, cost),
             Self::SlidingWindow(state) => state.standing(policy, now, cost),
+            Self::SlidingCounter(state) => state.standing(policy, now, cost),
             Self::TokenBucket(state) => state.standing(policy, now, cost),
         }
     }
@@ -153,6 +167,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => state.charge(policy, now, cost),
             Self::SlidingWindow(state) => state.charge(policy, now, cost),
+            Self::SlidingCounter(state) => state.charge(policy, now, cost),
             Self::TokenBucket(state) => state.charge(policy, now, cost),
         }
     }
@@ -163,6 +178,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => state.follow(policy, now, told),
             Self::SlidingWindow(state) => state.follow(policy, now, told),
+            Self::SlidingCounter(state) => state.follow(policy, now, told),
             Self::TokenBucket(state) => state.follow(policy, now, told),
         }
     }
@@ -171,6 +187,9 @@ impl State {
     pub(crate) fn settle(&mut self, policy: &Policy, now: Micros, receipt: Receipt, charged: u32, cost: u32) {
         match (self, receipt.proof()) {
             (Self::FixedWindow(state), Proof::Window { ends_ms }) => state.settle(policy, now, ends_ms, charged, cost),
+            (Self::SlidingCounter(state), Proof::Window { ends_ms }) => {
+                state.settle(policy, now, ends_ms, charged, cost)
+            }
             (Self::SlidingWindow(state), Proof::Entry { at, tie }) => {
                 state.settle(policy, now, (at, tie, charged), cost)
             }
@@ -184,6 +203,7 @@ impl State {
         match self {
             Self::FixedWindow(state) => state.ends(),
             Self::SlidingWindow(state) => state.ends(),
+            Self::SlidingCounter(state) => state.ends(),
             Self::TokenBucket(state) => state.ends(),
         }
     }

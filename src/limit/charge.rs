@@ -234,6 +234,13 @@ impl Charge {
         self.settle_where(true_cost, |item| item.policy.name() == policy)
     }
 
+    /// Gives back what was charged under the policy called `policy`, if nobody has settled it; `None` if there is nothing
+    /// to give back.
+    pub(crate) fn give_back(&self, policy: &str) -> Option<Answer<()>> {
+        let open = |item: &Arc<Item>| item.policy.name() == policy && !item.settled.load(Ordering::Acquire);
+        self.items.iter().any(open).then(|| self.settle_policy(policy, 0))
+    }
+
     fn settle_where(&self, true_cost: u64, which: impl Fn(&Item) -> bool) -> Answer<()> {
         let cost = saturate(true_cost);
         let first = |item: &&Arc<Item>| which(item) && !item.settled.swap(true, Ordering::AcqRel);

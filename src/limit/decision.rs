@@ -178,6 +178,13 @@ impl Decision {
         }
     }
 
+    /// Tells how things stand when a policy has got so many units back.
+    pub(crate) fn give_back(&mut self, policy: &Policy, units: u64) {
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let of_policy = self.outcomes.iter_mut().filter(|outcome| outcome.policy() == policy.name());
+        of_policy.for_each(|outcome| outcome.give_back(policy, units));
+    }
+
     /// Tells each of several demands the outcome at its place.
     pub(crate) fn spread(&mut self, places: &[usize]) {
         self.outcomes = places.iter().filter_map(|place| self.outcomes.get(*place).cloned()).collect();
@@ -300,6 +307,17 @@ impl Outcome {
     pub fn with_receipt(mut self, receipt: Receipt) -> Self {
         self.receipt = receipt;
         self
+    }
+
+    /// Tells how things stand when so many units have come back at once.
+    pub(crate) fn give_back(&mut self, policy: &Policy, units: u32) {
+        self.remaining = self.remaining.saturating_add(units).min(policy.capacity_u32());
+        let back = u64::from(units).saturating_mul(policy.interval()).div_ceil(TICKS_PER_MICRO);
+        // A bucket refills by each unit for itself; a window is over as a whole.
+        self.full = self.full.saturating_sub(back);
+        if self.remaining == policy.capacity_u32() {
+            (self.next, self.full) = (0, 0);
+        }
     }
 
     /// Makes it one that is only reported, if `shadow` is true: for a [`Store`](super::Store) of your own.

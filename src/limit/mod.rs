@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [fixed window](Algorithm::FixedWindow) | at most `limit` units from the first one until `window` later; up to twice that across a window's edge | two integers |
 //! | [sliding window](Algorithm::SlidingWindow) | at most `limit` units in every interval of length `window`, exactly | one entry a charge |
+//! | [sliding counter](Algorithm::SlidingCounter) | at most `limit` units in each of its own windows; in any interval of length `window` less than twice that, and no more than `limit` if requests come evenly, rounding apart | three integers |
 //! | [token bucket](Algorithm::TokenBucket) | at most `burst + limit · t / window` units in every interval `t` | one integer |
 
 mod algorithm;
@@ -18,6 +19,7 @@ mod decision;
 mod fixed_window;
 mod policy;
 mod quota;
+mod sliding_counter;
 mod sliding_window;
 mod store;
 mod token_bucket;
@@ -44,6 +46,7 @@ pub(crate) use self::{
 pub(crate) use self::{
     decision::{Outcomes, Proof},
     fixed_window::FixedWindow,
+    sliding_counter::SlidingCounter,
     token_bucket::TokenBucket,
 };
 

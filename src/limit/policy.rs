@@ -96,6 +96,15 @@ impl Policy {
         Self::expect(name, quota, Algorithm::SlidingWindow)
     }
 
+    /// Counts `quota` in a [sliding counter](Algorithm::SlidingCounter).
+    ///
+    /// # Panics
+    ///
+    /// If the name is not 1 to 64 of `A-Z a-z 0-9 . _ -`.
+    pub const fn sliding_counter(name: &'static str, quota: Quota) -> Self {
+        Self::expect(name, quota, Algorithm::SlidingCounter)
+    }
+
     /// Counts `quota` in a [token bucket](Algorithm::TokenBucket) that holds `quota.limit()` units.
     ///
     /// # Panics
@@ -188,6 +197,7 @@ impl Policy {
     /// |---|---|
     /// | fixed window | `limit` in each window: nothing is given up |
     /// | sliding window | `limit + P · B` in any interval of length `window` |
+    /// | sliding counter | what it admits alone, and `P · B` |
     /// | token bucket | `burst + limit · t / window + P · B` in any interval `t` |
     ///
     /// And requests may be refused while up to `P · B` units lie unused in other processes, for a second or so; those
@@ -293,7 +303,7 @@ impl Policy {
             Algorithm::TokenBucket => {
                 interval(quota.limit(), quota.window_ms() * 1_000).expect("a share is no faster than the whole")
             }
-            Algorithm::FixedWindow | Algorithm::SlidingWindow => 0,
+            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingCounter => 0,
         };
         Self { quota, interval, capacity: self.capacity.div_ceil(replicas.get()), ..self.clone() }
     }
@@ -366,7 +376,7 @@ const fn interval_checked(name: &[u8], quota: Quota, algorithm: Algorithm) -> Re
         return Err(Wrong::Name);
     }
     match algorithm {
-        Algorithm::FixedWindow | Algorithm::SlidingWindow => Ok(0),
+        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingCounter => Ok(0),
         Algorithm::TokenBucket => match interval(quota.limit(), quota.window_ms() * 1_000) {
             Some(interval) => Ok(interval),
             None => Err(Wrong::TooFast),

@@ -107,6 +107,8 @@ pub struct Demand<'a> {
     /// Whether they are drawn ahead: nobody is refused if nothing can be found out.
     ahead: bool,
     shadow: bool,
+    /// Whether a refusal may be told from memory; not where units often come back.
+    may_recall: bool,
 }
 
 impl<'a> Demand<'a> {
@@ -116,7 +118,7 @@ impl<'a> Demand<'a> {
     }
 
     pub(crate) fn of(policy: &'a Policy, subject: Key, units: u64) -> Self {
-        Self { policy, subject, cost: saturate(units), ahead: false, shadow: false }
+        Self { policy, subject, cost: saturate(units), ahead: false, shadow: false, may_recall: true }
     }
 
     /// Asks for `units` instead; zero asks how things stand and charges nothing.
@@ -150,6 +152,15 @@ impl<'a> Demand<'a> {
     /// ```
     pub fn shadow(self) -> Self {
         self.in_shadow(true)
+    }
+
+    /// Asks the store each time, since what was refused may pass at any moment.
+    pub(crate) fn anew(self) -> Self {
+        Self { may_recall: false, ..self }
+    }
+
+    pub(crate) fn may_recall(&self) -> bool {
+        self.may_recall
     }
 
     pub(crate) fn in_shadow(self, shadow: bool) -> Self {

@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     limit::{
         Adjustment, Algorithm, Decision, Demand, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof, Receipt,
-        Standing, State, TokenBucket,
+        SlidingCounter, Standing, State, TokenBucket,
     },
 };
 
@@ -437,6 +437,10 @@ impl Found {
                 let (used, left_ms) = (reply.narrow()?, reply.number()?);
                 Self::State(State::FixedWindow(FixedWindow::from_parts(used, left_ms, now)))
             }
+            Algorithm::SlidingCounter => {
+                let (current, before, left_ms) = (reply.narrow()?, reply.narrow()?, reply.number()?);
+                Self::State(State::SlidingCounter(SlidingCounter::from_parts(policy, current, before, left_ms, now)))
+            }
             Algorithm::SlidingWindow => Self::Log {
                 used: reply.narrow()?,
                 next: reply.number()?,
@@ -480,6 +484,8 @@ impl Found {
             // the last.
             standing.wait = match used.saturating_add(cost).saturating_sub(policy.quota().limit_u32()) {
                 0 => 0,
+                // Who only asks is let through, whatever debt there is.
+                _ if cost == 0 => 0,
                 _ if standing.wait > 0 => standing.wait,
                 1 => next,
                 _ => full,
@@ -536,6 +542,11 @@ impl Frame {
                 .push(cost.into())
                 .push(policy.quota().limit())
                 .push(policy.window_micros()),
+            Algorithm::SlidingCounter => self
+                .push(SLIDING_COUNTER + shadow)
+                .push(cost.into())
+                .push(policy.quota().limit())
+                .push(policy.quota().window_ms()),
             Algorithm::TokenBucket => {
                 let grain = TokenBucket::grain(policy);
                 let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
@@ -552,6 +563,10 @@ impl Frame {
         let policy = adjustment.policy();
         let (charged, cost) = (adjustment.charged_u32(), adjustment.cost_u32());
         match adjustment.receipt().proof() {
+            Proof::Window { ends_ms } if policy.algorithm() == Algorithm::SlidingCounter => {
+                let more = i64::from(cost) - i64::from(charged);
+                self.push(SLIDING_COUNTER).push(ends_ms).push_signed(more).push(policy.quota().window_ms());
+            }
             Proof::Window { ends_ms } => {
                 // The script leaves it out where the state tells its end; a limit changed since may have left another.
                 let off_by = (policy.quota().window_ms() / 2).min(5);
@@ -611,6 +626,7 @@ const BLOCKED: i64 = -1;
 const FIXED_WINDOW: u64 = 1;
 const SLIDING_WINDOW: u64 = 2;
 const TOKEN_BUCKET: u64 = 3;
+const SLIDING_COUNTER: u64 = 4;
 /// Is added to the kind of a demand that decides nothing.
 const IN_SHADOW: u64 = 16;
 

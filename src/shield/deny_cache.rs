@@ -78,7 +78,8 @@ impl<S: Store> Store for DenyCache<S> {
         let memory = Arc::clone(&self.memory);
         let ask = |demand: &Demand<'_>| {
             let print = memory.printer.print(demand);
-            (print, demand.cost_u32(), memory.cleared(&print))
+            let cleared = if demand.may_recall() { memory.cleared(&print) } else { NOT_REMEMBERED };
+            (print, demand.cost_u32(), cleared)
         };
         let asked: Asked = demands.iter().map(ask).collect();
         let pending = match self.store.decide(demands).now() {
@@ -172,6 +173,9 @@ impl Recent {
     }
 
     fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {
+        if !demand.may_recall() {
+            return None;
+        }
         let print = self.printer.print(demand);
         let mut set = self.set(&print);
         let seen = set.seen.iter_mut().flatten().find(|seen| seen.print == print)?;
@@ -251,3 +255,6 @@ impl Recent {
 /// while as many are refused at once.
 const SETS: u64 = 16_384;
 const WAYS: usize = 4;
+
+/// In the place of how often something was cleared: it never was so often.
+const NOT_REMEMBERED: u64 = u64::MAX;

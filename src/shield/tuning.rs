@@ -56,7 +56,7 @@ impl Tuning {
         self.changes.load(Ordering::Acquire)
     }
 
-    pub(super) fn deadline(&self) -> Duration {
+    pub(crate) fn deadline(&self) -> Duration {
         Duration::from_micros(self.deadline_micros.load(Ordering::Relaxed))
     }
 

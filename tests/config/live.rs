@@ -114,7 +114,7 @@ async fn a_changed_quota_keeps_what_was_used() {
     let server = Server::start();
     let redis = format!("[store]\nurl = '{}'\n", server.url());
     for store in ["", &redis] {
-        for algorithm in ["fixed-window", "sliding-window"] {
+        for algorithm in ["fixed-window", "sliding-window", "sliding-counter"] {
             used_units_are_carried_over(store, algorithm, ["7", "0"]).await;
             redis::cmd("FLUSHALL").query::<()>(&mut server.admin()).expect("FLUSHALL");
         }

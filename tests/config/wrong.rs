@@ -26,13 +26,13 @@ const WRONG: &[Wrong] = &[
         "a key misspelt",
         Toml,
         "[[rule]]\nname = \"a\"\nqouta = \"1/s\"",
-        "config:3:1: the rule has no `qouta`; it takes `name`, `quota`, `key`, `missing`, `secret`, `ipv4_prefix`, `ipv6_prefix`, `algorithm`, `burst`, `aligned`, `allotted`, `cost`, `reduced_capacity`, `match`, `mode` or `on_error`; did you mean `quota`?",
+        "config:3:1: the rule has no `qouta`; it takes `name`, `quota`, `key`, `missing`, `secret`, `ipv4_prefix`, `ipv6_prefix`, `algorithm`, `burst`, `aligned`, `allotted`, `cost`, `charge`, `settled`, `reduced_capacity`, `match`, `mode`, `override` or `on_error`; did you mean `quota`?",
     ),
     (
         "a word misspelt",
         Toml,
         "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nalgorithm = \"tokn-bucket\"",
-        "config:4:13: `algorithm` is `tokn-bucket`; it must be `token-bucket`, `fixed-window` or `sliding-window`; did you mean `token-bucket`?",
+        "config:4:13: `algorithm` is `tokn-bucket`; it must be `token-bucket`, `fixed-window`, `sliding-window` or `sliding-counter`; did you mean `token-bucket`?",
     ),
     (
         "a key left out",
@@ -177,6 +177,30 @@ const WRONG: &[Wrong] = &[
         Toml,
         "rules = []\n[store]\nkey_secret = \"${TOLLGATE_TEST_UNSET}\"",
         "config:3:14: environment variable `TOLLGATE_TEST_UNSET` is not set; set it, or write `${TOLLGATE_TEST_UNSET:-default}`",
+    ),
+    (
+        "no such mode",
+        Toml,
+        "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nmode = \"250%\"",
+        "config:4:8: `mode` is `250%`; it must be `enforce`, `shadow` or a percentage, `25%`",
+    ),
+    (
+        "no such charge",
+        Toml,
+        "[[rule]]\nname = \"a\"\nquota = \"1/s\"\ncharge = \"status:6xx\"",
+        "config:4:10: charge `status:6xx`: a status is 100 to 599, or a class such as `5xx`; write `always`, `status:401,403,5xx` or `grpc:16,7`",
+    ),
+    (
+        "overrides of another shape",
+        Toml,
+        "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nkey = [\"method\", \"path\"]\noverride = [{ key = \"GET\", quota = \"unlimted\" }]",
+        "config:5:15: `key` has 1 values, and the rule's key has 2; write one for each, in order\nconfig:5:36: quota `unlimted`: write a count, a slash and a window; for example 100/min, 10/s, 1000/day or 5/15m, or `unlimited` or `blocked`; did you mean `unlimited`?",
+    ),
+    (
+        "an override twice",
+        Yaml,
+        "rule:\n- { name: a, quota: 1/s, override: [{ key: 10.0.0.1, quota: 2/s }, { key: 10.0.0.1, quota: blocked }] }",
+        "config:2:70: there is an override of this key already; leave one out",
     ),
     (
         "no TOML",

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderName, request::Parts};
 
+pub(super) use self::network::Network;
 pub use self::peer::PeerAddr;
 use self::{
-    network::Network,
     peer::peer,
     source::{List, Source, X_FORWARDED_FOR},
 };
@@ -166,28 +166,23 @@ fn trusted(networks: &[String]) -> Result<Vec<Network>, Error> {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, request: &Parts, key: &mut KeyWriter<'_>) -> Result<(), NoKey> {
-        let peer = peer(request).map(|peer| peer.to_canonical());
-        let client = match &self.source {
-            Source::Peer => {
-                look_for_proxies(request);
-                peer
-            }
-            source => source.client(request, peer),
-        };
-        match client.ok_or(NoKey::PeerUnknown)? {
-            IpAddr::V4(address) if self.ipv4_prefix >= 32 => dotted(address, |text| key.plain(text)),
-            IpAddr::V4(address) => {
-                let kept = u32::MAX.checked_shl(32 - u32::from(self.ipv4_prefix)).unwrap_or(0);
-                let network = Ipv4Addr::from_bits(address.to_bits() & kept);
-                key.display(format_args!("{network}/{}", self.ipv4_prefix));
-            }
-            IpAddr::V6(address) => {
-                let kept = u128::MAX.checked_shl(u32::from(128 - self.ipv6_prefix.min(128))).unwrap_or(0);
-                let network = Ipv6Addr::from_bits(address.to_bits() & kept);
-                key.display(format_args!("{network}/{}", self.ipv6_prefix));
-            }
-        }
+        self.write(self.client(request).ok_or(NoKey::PeerUnknown)?, key);
         Ok(())
+    }
+
+    fn address(&self, request: &Parts) -> Option<IpAddr> {
+        self.client(request)
+    }
+
+    fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
+        match values.next().unwrap_or_default() {
+            // As long as the prefix or longer: one address is no network of many.
+            text if text.contains('/') => key.text(text),
+            text => match text.parse::<IpAddr>() {
+                Ok(address) if self.is_alone(address.to_canonical()) => self.write(address.to_canonical(), key),
+                _ => key.text(text),
+            },
+        }
     }
 
     fn tells_apart(&self) -> bool {
@@ -211,6 +206,41 @@ impl KeyExtractor for ClientIp {
             }
         }
         Ok(())
+    }
+}
+
+impl ClientIp {
+    /// Returns the address that is counted for, as a whole.
+    fn client(&self, request: &Parts) -> Option<IpAddr> {
+        let peer = peer(request).map(|peer| peer.to_canonical());
+        match &self.source {
+            Source::Peer => {
+                look_for_proxies(request);
+                peer
+            }
+            source => source.client(request, peer),
+        }
+    }
+
+    /// Returns true if an address shares its key with no other.
+    fn is_alone(&self, address: IpAddr) -> bool {
+        if address.is_ipv4() { self.ipv4_prefix >= 32 } else { self.ipv6_prefix >= 128 }
+    }
+
+    fn write(&self, client: IpAddr, key: &mut KeyWriter<'_>) {
+        match client {
+            IpAddr::V4(address) if self.ipv4_prefix >= 32 => dotted(address, |text| key.plain(text)),
+            IpAddr::V4(address) => {
+                let kept = u32::MAX.checked_shl(32 - u32::from(self.ipv4_prefix)).unwrap_or(0);
+                let network = Ipv4Addr::from_bits(address.to_bits() & kept);
+                key.display(format_args!("{network}/{}", self.ipv4_prefix));
+            }
+            IpAddr::V6(address) => {
+                let kept = u128::MAX.checked_shl(u32::from(128 - self.ipv6_prefix.min(128))).unwrap_or(0);
+                let network = Ipv6Addr::from_bits(address.to_bits() & kept);
+                key.display(format_args!("{network}/{}", self.ipv6_prefix));
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 /// A range of addresses: those that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Network {
+pub(in crate::layer) struct Network {
     address: IpAddr,
     bits: u8,
 }
@@ -11,7 +11,7 @@ impl Network {
     /// Reads `10.0.0.0/8`, `2001:db8::/32`, or one address. Bits behind the prefix mean nothing.
     ///
     /// A range of IPv4 addresses that is mapped into IPv6, `::ffff:10.0.0.0/104`, is that range of IPv4 addresses.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(in crate::layer) fn parse(text: &str) -> Option<Self> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) if bits.len() <= 3 && bits.bytes().all(|byte| byte.is_ascii_digit()) => {
                 (address, Some(bits.parse().ok()?))
@@ -28,6 +28,15 @@ impl Network {
             v4 @ IpAddr::V4(_) if address.is_ipv6() => Self { address: v4, bits: bits.checked_sub(MAPPED)? },
             _ => Self { address, bits },
         })
+    }
+
+    /// Returns how many bits of an address of IPv6 the range shares, and its first address as one.
+    pub(in crate::layer) fn bits_and_start(&self) -> (u8, u128) {
+        let (bits, address) = match self.address {
+            IpAddr::V4(address) => (self.bits + MAPPED, address.to_ipv6_mapped().to_bits()),
+            IpAddr::V6(address) => (self.bits, address.to_bits()),
+        };
+        (bits, address & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0))
     }
 
     /// Returns true if a canonical address lies in the range.

@@ -73,7 +73,7 @@ impl MessageLimitLayer {
     ///
     /// As of [`RateLimitLayer::try_rule`](crate::RateLimitLayer::try_rule).
     pub fn try_rule(mut self, rule: Rule) -> Result<Self, Error> {
-        let rule = rule.build()?;
+        let rule = rule.build(self.shared.limiter.secrets())?;
         let shared = Arc::make_mut(&mut self.shared);
         shared.names.push(Arc::new(shared.limiter.register(&rule.policy)?));
         shared.rules.push(rule);

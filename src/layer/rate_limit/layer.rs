@@ -1,5 +1,7 @@
 use std::{
     fmt,
+    future::Future,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -7,21 +9,25 @@ use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Response, header, request::Parts};
 use smallvec::SmallVec;
+use tokio::time::Instant;
 use tower_layer::Layer;
 
 use super::{
     RateLimit,
+    future::Noted,
+    quota_by::QuotaBy,
     rule::{BuiltRule, Rule},
 };
 use crate::{
     error::Error,
+    key::Key,
     layer::{
         RefusalBody, grpc,
         headers::{Dialect, Dialects, Fields, PartitionKey, policies_value, tells_where_it_stands},
         key::NoKey,
         refuse::{self, Blame},
     },
-    limit::{Decision, Demand, Outcome, Quota},
+    limit::{Decision, Demand, OnError, Outcome, Policy, Quota},
     limiter::{Limiter, Registration},
     memory::Memory,
 };
@@ -50,13 +56,21 @@ pub(super) struct Shared {
     pub(super) limiter: Limiter,
     rules: Vec<BuiltRule>,
     dialects: Dialects,
-    /// `RateLimit-Policy` for when all rules apply.
+    /// `RateLimit-Policy` for when all rules apply, with their own quotas.
     policies: Option<HeaderValue>,
+    /// Whether all keys have those.
+    same_for_all: bool,
     pub(super) expose: bool,
     preflights: bool,
     exempt_grpc_probes: bool,
     partitions: bool,
     skip_cacheable: bool,
+    /// Whether some rule charges by outcome, or lets handlers settle.
+    has_returns: bool,
+    /// Whether some rule looks quotas up.
+    looks_up: bool,
+    /// Look-ups for rules by their names, also those that come with a file later.
+    quotas: Vec<(String, QuotaBy)>,
     refusal: Option<Refusal>,
     /// What the options above were made of: what was set in the code, and what a file says, which gives way to it.
     set: [Options; 2],
@@ -111,11 +125,15 @@ impl RateLimitLayer {
             rules: Vec::new(),
             dialects: Dialects::one(Dialect::Draft11),
             policies: None,
+            same_for_all: true,
             expose: false,
             preflights: false,
             exempt_grpc_probes: false,
             partitions: false,
             skip_cacheable: false,
+            has_returns: false,
+            looks_up: false,
+            quotas: Vec::new(),
             refusal: None,
             set: Default::default(),
         };
@@ -143,7 +161,7 @@ impl RateLimitLayer {
     /// share is not 1 to 50 percent.
     pub fn try_rule(self, rule: Rule) -> Result<Self, Error> {
         let mut shared = Shared::clone(&self.live.load());
-        let rule = rule.build()?;
+        let rule = rule.build(self.live.limiter.secrets())?;
         let mut names = self.live.names().clone();
         names.push(Arc::new(shared.limiter.register(&rule.policy)?));
         shared.rules.push(rule);
@@ -257,6 +275,13 @@ impl RateLimitLayer {
         self.with(|shared| shared.refusal = Some(Refusal(Arc::new(refusal))))
     }
 
+    /// Looks quotas up for the rule of this name, as [`Rule::quota_by`] does: for rules that come from a file, which cannot
+    /// say that themselves.
+    pub fn quota_by(self, rule: impl Into<String>, quota_by: QuotaBy) -> Self {
+        let named = (rule.into(), quota_by);
+        self.with(|shared| shared.quotas.push(named))
+    }
+
     /// Returns the limiter in which this layer counts.
     pub fn limiter(&self) -> &Limiter {
         &self.live.limiter
@@ -273,7 +298,10 @@ impl RateLimitLayer {
         // Held all the while: one file after the other.
         let mut names = self.live.names();
         let mut shared = Shared::clone(&self.live.load());
-        let mut built = rules.into_iter().map(|rule| rule.of_file().build()).collect::<Result<Vec<_>, Error>>()?;
+        let mut built = rules
+            .into_iter()
+            .map(|rule| rule.of_file().build(self.live.limiter.secrets()))
+            .collect::<Result<Vec<_>, Error>>()?;
         built.extend(shared.rules.drain(..).filter(|rule| !rule.of_file));
         let mut kept = Vec::with_capacity(built.len());
         for (i, rule) in built.iter().enumerate() {
@@ -342,6 +370,14 @@ impl Shared {
         self.partitions = code.partitions || file.partitions;
         self.skip_cacheable = code.skip_cacheable || file.skip_cacheable;
         self.exempt_grpc_probes = code.exempt_grpc_probes || file.exempt_grpc_probes;
+        for rule in self.rules.iter_mut().filter(|rule| rule.quota_by.is_none()) {
+            let named = self.quotas.iter().find(|(name, _)| name == rule.policy.name());
+            rule.quota_by = named.map(|(_, quota_by)| quota_by.clone());
+        }
+        self.looks_up = self.rules.iter().any(|rule| rule.quota_by.is_some());
+        self.has_returns = self.rules.iter().any(|rule| rule.settles || rule.charging.is_some());
+        let has_own_quota = |rule: &BuiltRule| rule.has_exceptions() || rule.quota_by.is_some();
+        self.same_for_all = !self.rules.iter().any(has_own_quota);
         self.policies = policies_value(self.rules.iter().map(|rule| &rule.policy), self.dialects);
     }
 
@@ -363,6 +399,37 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Looks quotas up for demands if their rules do so, and returns what to wait for then.
+    pub(super) fn look_up(shared: &Arc<Self>, demands: &[Demand<'_>]) -> Option<Looking> {
+        if !shared.looks_up {
+            return None;
+        }
+        let wanted = |demand: &Demand<'_>| {
+            let of_demand = |rule: &BuiltRule| std::ptr::eq(&rule.policy, demand.policy()) && rule.quota_by.is_some();
+            Wanted {
+                policy: demand.policy().clone(),
+                key: *demand.subject(),
+                units: demand.units(),
+                shadow: demand.is_shadow(),
+                may_recall: demand.may_recall(),
+                rule: shared.rules.iter().position(of_demand),
+            }
+        };
+        let wanted: Vec<Wanted> = demands.iter().map(wanted).collect();
+        let any = wanted.iter().any(|wanted| wanted.rule.is_some());
+        any.then(|| Box::pin(look_up(Arc::clone(shared), wanted)) as Looking)
+    }
+
+    /// Returns true if a charge may be changed after the request was decided on.
+    pub(super) fn keeps_charges(&self) -> bool {
+        self.expose || self.has_returns
+    }
+
+    /// Returns the rule of this name.
+    pub(super) fn rule(&self, name: &str) -> Option<&BuiltRule> {
+        self.rules.iter().find(|rule| rule.policy.name() == name)
     }
 
     pub(super) fn refuse(
@@ -417,11 +484,59 @@ impl Shared {
             Fields::of(&enforced, self.dialects, None, partitions.as_deref())?
         } else {
             // In the order of the rules, so as many as there are rules are all of them.
-            let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len());
+            let base =
+                || self.same_for_all || outcomes.iter().zip(&self.rules).all(|(o, r)| o.quota() == r.policy.quota());
+            let policies = self.policies.as_ref().filter(|_| outcomes.len() == self.rules.len() && base());
             Fields::of(outcomes, self.dialects, policies, partitions)?
         };
         Some(if self.skip_cacheable { fields.unless_cacheable() } else { fields })
     }
+}
+
+/// A decision on quotas that have to be looked up first.
+pub(super) type Looking = Pin<Box<dyn Future<Output = (Decision, Noted)> + Send>>;
+
+/// A demand that waits for its quota.
+struct Wanted {
+    policy: Policy,
+    key: Key,
+    units: u64,
+    shadow: bool,
+    may_recall: bool,
+    /// The rule that looks it up.
+    rule: Option<usize>,
+}
+
+async fn look_up(shared: Arc<Shared>, mut wanted: Vec<Wanted>) -> (Decision, Noted) {
+    let (started, deadline) = (Instant::now(), shared.limiter.deadline_of_calls());
+    let mut left_out = Vec::new();
+    for (place, wanted) in wanted.iter_mut().enumerate() {
+        let Some(rule) = wanted.rule.map(|rule| &shared.rules[rule]) else { continue };
+        let Some(quota_by) = &rule.quota_by else { continue };
+        let found = quota_by.find(wanted.key, deadline.saturating_sub(started.elapsed())).await;
+        match (found.and_then(|quota| rule.with_quota(quota)), rule.policy.on_error_choice()) {
+            (Some(policy), _) => wanted.policy = policy,
+            (None, OnError::Local) => {}
+            (None, OnError::Deny) if !wanted.shadow => return (Decision::without_store(false), Noted::default()),
+            (None, _) => left_out.push(place),
+        }
+    }
+    let mut decision = Decision::empty();
+    let (ask, noted) = {
+        let all = wanted.iter().enumerate().filter(|(place, _)| !left_out.contains(place));
+        let demands: Demands<'_> = all
+            .map(|(_, wanted)| {
+                let demand = Demand::of(&wanted.policy, wanted.key, wanted.units).in_shadow(wanted.shadow);
+                if wanted.may_recall { demand } else { demand.anew() }
+            })
+            .collect();
+        let ask = if demands.is_empty() { None } else { shared.limiter.ask(&demands, &mut decision) };
+        (ask, Noted::of(&demands, &shared))
+    };
+    if let Some(ask) = ask {
+        decision = ask.await;
+    }
+    (decision, noted)
 }
 
 /// What one request asks of the rules that match it.

@@ -1,7 +1,10 @@
+mod charging;
+mod exceptions;
 #[cfg(feature = "axum")]
 mod exposed;
 mod future;
 mod layer;
+mod quota_by;
 mod rule;
 mod service;
 
@@ -10,4 +13,11 @@ pub use self::exposed::Exposed;
 #[cfg(feature = "config")]
 pub(crate) use self::layer::Options;
 pub(super) use self::rule::BuiltRule;
-pub use self::{future::ResponseFuture, layer::RateLimitLayer, rule::Rule, service::RateLimit};
+pub use self::{
+    exceptions::Exception,
+    future::ResponseFuture,
+    layer::RateLimitLayer,
+    quota_by::{LookupError, QuotaBy, quota_by},
+    rule::Rule,
+    service::RateLimit,
+};

@@ -2,6 +2,11 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::{Method, request::Parts};
 
+use super::{
+    charging::Charging,
+    exceptions::{Exception, Exceptions, Found},
+    quota_by::QuotaBy,
+};
 use crate::{
     error::Error,
     key::{Key, KeyWriter, Secrets, fnv1a},
@@ -49,6 +54,10 @@ pub struct Rule {
     methods: Vec<Method>,
     conditions: Vec<Condition>,
     mode: Mode,
+    exceptions: Vec<(Vec<String>, Exception)>,
+    quota_by: Option<QuotaBy>,
+    charging: String,
+    settles: bool,
     of_file: bool,
 }
 
@@ -90,6 +99,10 @@ impl Rule {
             methods: Vec::new(),
             conditions: Vec::new(),
             mode: Mode::Enforce,
+            exceptions: Vec::new(),
+            quota_by: None,
+            charging: "always".to_owned(),
+            settles: false,
             of_file: false,
         }
     }
@@ -107,6 +120,11 @@ impl Rule {
     /// Counts exactly, in the window that ends now.
     pub fn sliding_window(self) -> Self {
         self.algorithm(Algorithm::SlidingWindow)
+    }
+
+    /// Counts nearly as exactly, in two windows: one short text a key.
+    pub fn sliding_counter(self) -> Self {
+        self.algorithm(Algorithm::SlidingCounter)
     }
 
     /// Sets the algorithm.
@@ -212,15 +230,69 @@ impl Rule {
         self
     }
 
+    /// Looks the quota of each key up; the rule's own is for keys whose quota cannot be found, if its
+    /// [`OnError`] is `Local`. An [exception](Self::except) goes before it.
+    pub fn quota_by(mut self, quota_by: QuotaBy) -> Self {
+        self.quota_by = Some(quota_by);
+        self
+    }
+
+    /// Charges only requests that are answered in some way, and gives the charge of others back on the way out.
+    ///
+    /// Written `status:401,403,5xx`, by HTTP status, or `grpc:16,7`, by gRPC status; `always` is the default. A request
+    /// holds its unit while it is under way, so that no number of them at once gets around the limit; good ones may be
+    /// refused while as many as the limit are under way. Fields tell how things stand after the charge came back; where
+    /// the status comes in trailers, there are none. A response that never came leaves the charge, and what a handler has
+    /// [settled](crate::limit::Charge::settle) stays settled.
+    ///
+    /// ```
+    /// use tollgate::{Quota, layer::Rule};
+    ///
+    /// // Five wrong passwords in 15 minutes; right ones cost nothing.
+    /// let logins = Rule::new("login", "5/15m".parse::<Quota>()?).fixed_window().path("/login").charge("status:401,403");
+    /// # let _ = logins;
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn charge(mut self, when: impl Into<String>) -> Self {
+        self.charging = when.into();
+        self
+    }
+
+    /// Lets handlers say what a request truly cost: its decision and [`Charge`](crate::limit::Charge) are in its extensions.
+    ///
+    /// As [`expose_decision`](super::RateLimitLayer::expose_decision) does for all rules; and a refusal by this one is not
+    /// remembered in front of the store, since what is given back is to be had at once.
+    pub fn settled(mut self) -> Self {
+        self.settles = true;
+        self
+    }
+
+    /// Makes an exception for the key of these values, one for each part of the rule's key.
+    ///
+    /// Values are written as requests have them; those that are kept as hashes are found by their hash. For a rule by client
+    /// address alone, the value may be a range, `10.0.0.0/8`, or an address, matched before addresses are counted together
+    /// by prefix: a range changes the quota of each client in it. An exact key goes before a range, the longest range
+    /// before others, and what is said last of one key holds. Many exceptions cost a decision no more than one.
+    pub fn except<V: Into<String>>(mut self, values: impl IntoIterator<Item = V>, exception: Exception) -> Self {
+        self.exceptions.push((values.into_iter().map(Into::into).collect(), exception));
+        self
+    }
+
     /// Marks it as one that goes when its file no longer has it.
     #[cfg(feature = "config")]
     pub(super) fn of_file(self) -> Self {
         Self { of_file: true, ..self }
     }
 
-    /// Checks the rule.
-    pub(in crate::layer) fn build(self) -> Result<BuiltRule, Error> {
-        let mut policy = Policy::new(self.name, self.quota, self.algorithm)?.on_error(self.on_error);
+    /// Says whether [`charge`](Self::charge) takes a text.
+    #[cfg(feature = "config")]
+    pub(crate) fn check_charge(when: &str) -> Result<(), Error> {
+        Charging::parse(when).map(drop)
+    }
+
+    /// Makes a policy of it, with this quota.
+    fn policy(&self, quota: Quota) -> Result<Policy, Error> {
+        let mut policy = Policy::new(self.name.clone(), quota, self.algorithm)?.on_error(self.on_error);
         if let Some(burst) = self.burst {
             policy = policy.try_burst(burst)?;
         }
@@ -230,6 +302,15 @@ impl Rule {
         if let Some(percent) = self.allotted {
             policy = policy.try_allotted(percent)?;
         }
+        Ok(policy)
+    }
+
+    /// Checks the rule.
+    pub(in crate::layer) fn build(self, secrets: &Secrets) -> Result<BuiltRule, Error> {
+        let policy = self.policy(self.quota)?;
+        let charging = Charging::parse(&self.charging)
+            .map_err(|error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
+        let exceptions = Exceptions::new(&self.exceptions, |quota| self.policy(quota), &self.key, secrets)?;
         if let Mode::Percent(101..) = self.mode {
             return Err(Error::invalid(format!("rule `{}`: enforced for 0 to 100 percent of its keys", policy.name())));
         }
@@ -240,13 +321,18 @@ impl Rule {
             policy,
             reduced_capacity: self.reduced_capacity,
             sameness: self.key.tells_apart().then(Arc::default),
-            key: self.key,
-            cost: self.cost,
+            key: Arc::clone(&self.key),
+            cost: self.cost.clone(),
             paths,
-            methods: self.methods,
-            conditions: self.conditions,
+            methods: self.methods.clone(),
+            conditions: self.conditions.clone(),
             mode: self.mode,
+            exceptions,
+            quota_by: self.quota_by.clone(),
+            charging: charging.map(Arc::new),
+            settles: self.settles,
             of_file: self.of_file,
+            source: Arc::new(self),
         })
     }
 }
@@ -264,6 +350,12 @@ pub(in crate::layer) struct BuiltRule {
     methods: Vec<Method>,
     conditions: Vec<Condition>,
     mode: Mode,
+    exceptions: Exceptions,
+    pub(super) quota_by: Option<QuotaBy>,
+    /// What it was built of, to make policies of other quotas.
+    source: Arc<Rule>,
+    pub(super) charging: Option<Arc<Charging>>,
+    pub(super) settles: bool,
     #[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only a file takes rules back"))]
     pub(super) of_file: bool,
 }
@@ -285,6 +377,16 @@ impl Mode {
 }
 
 impl BuiltRule {
+    pub(super) fn has_exceptions(&self) -> bool {
+        !self.exceptions.is_empty()
+    }
+
+    /// Makes a policy of it with another quota, if that can be.
+    pub(super) fn with_quota(&self, quota: Quota) -> Option<Policy> {
+        let made = self.source.policy(quota);
+        made.inspect_err(|error| tracing::warn!(%error, "a quota that was looked up cannot be counted")).ok()
+    }
+
     pub(in crate::layer) fn matches(&self, request: &Parts) -> bool {
         (self.methods.is_empty() || self.methods.contains(&request.method))
             && (self.paths.is_empty() || self.paths.iter().any(|pattern| pattern.matches(request)))
@@ -295,7 +397,14 @@ impl BuiltRule {
     pub(in crate::layer) fn demand(&self, request: &Parts, secrets: &Secrets) -> Result<Demand<'_>, NoKey> {
         let key = self.key(request, secrets)?;
         let shadow = self.mode.is_shadow(&self.policy, &key);
-        Ok(Demand::of(&self.policy, key, self.cost(request)).in_shadow(shadow))
+        let policy = match self.exceptions.find(&key, &self.key, request) {
+            None => &self.policy,
+            Some(Found::Policy(policy)) => policy,
+            Some(Found::Blocked) if !shadow => return Err(NoKey::Forbidden),
+            Some(Found::Blocked | Found::Unlimited) => return Err(NoKey::Skip),
+        };
+        let demand = Demand::of(policy, key, self.cost(request)).in_shadow(shadow);
+        Ok(if self.settles || self.charging.is_some() { demand.anew() } else { demand })
     }
 
     fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {

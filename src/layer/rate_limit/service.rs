@@ -9,8 +9,8 @@ use tower_service::Service;
 
 use super::{
     ResponseFuture,
-    future::{Noted, Waiting},
-    layer::{Demands, Live, is_preflight},
+    future::{Asking, Noted, Waiting},
+    layer::{Demands, Live, Shared, is_preflight},
 };
 use crate::{
     layer::{ResponseBody, key::NoKey, refuse, warn},
@@ -68,6 +68,14 @@ where
                 if preflight { ResponseFuture::preflight(future) } else { ResponseFuture::unlimited(future) }
             }
             Ok(()) => {
+                if let Some(looking) = Shared::look_up(&shared, &demands) {
+                    let request = Request::from_parts(parts, body);
+                    let clone = self.inner.clone();
+                    let inner = mem::replace(&mut self.inner, clone);
+                    let shared = Arc::clone(&shared);
+                    let ask = Asking::Quotas(looking);
+                    return ResponseFuture::waiting(Waiting { ask, noted: Noted::default(), inner, request, shared });
+                }
                 let mut decision = Decision::empty();
                 let ask = shared.limiter.ask(&demands, &mut decision);
                 let noted = Noted::of(&demands, &shared);
@@ -79,7 +87,7 @@ where
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
                 let shared = Arc::clone(&shared);
-                ResponseFuture::waiting(Waiting { ask, noted, inner, request, shared })
+                ResponseFuture::waiting(Waiting { ask: Asking::Store(ask), noted, inner, request, shared })
             }
             Err(no_key) => {
                 if no_key == NoKey::PeerUnknown {

@@ -119,6 +119,7 @@ fn whole_seconds(decision: &Decision) -> Option<u64> {
 pub(super) fn without_key(no_key: &NoKey, request: &Parts) -> Response<RefusalBody> {
     match no_key {
         NoKey::Reject(what) => fault(request, Fault::Rejected(what)),
+        NoKey::Forbidden => fault(request, Fault::Forbidden),
         NoKey::PeerUnknown | NoKey::Skip => fault(request, Fault::PeerUnknown),
     }
 }
@@ -127,6 +128,7 @@ pub(super) fn without_key(no_key: &NoKey, request: &Parts) -> Response<RefusalBo
 enum Fault<'a> {
     Unavailable,
     PeerUnknown,
+    Forbidden,
     Rejected(&'a str),
 }
 
@@ -137,6 +139,9 @@ fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
         }
         Fault::PeerUnknown => {
             (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, BLANK, "Internal Server Error", PEER_UNKNOWN)
+        }
+        Fault::Forbidden => {
+            (StatusCode::FORBIDDEN, grpc::PERMISSION_DENIED, BLANK, "Forbidden", "this client is not served")
         }
         Fault::Rejected(what) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, BLANK, "Bad Request", what),
     };

@@ -61,6 +61,31 @@ local function level_of(old, scale, capacity)
   return math.min(math.max(0, level), 2 * capacity)
 end
 
+-- Returns the units of a counter's open window and of the one before it, when that opened, and whether a clock that was
+-- set back since had left it in the future: then all of it counts from now.
+local function counter_of(value, window)
+  local opened, current, before
+  if type(value) == 'string' then opened, current, before = string.match(value, '^(%d+):(%d+):(%d+)$') end
+  opened, current, before = tonumber(opened), tonumber(current), tonumber(before)
+  if not opened or opened > PACKED or current >= SUM or before >= SUM then return 0, 0, now_ms, false end
+  if opened > now_ms then return 0, math.min(current + before, SUM - 1), now_ms, true end
+  if now_ms >= opened + 2 * window then return 0, 0, now_ms, false end
+  if now_ms >= opened + window then opened, current, before = opened + window, 0, current end
+  if current == 0 and before == 0 then opened = now_ms end
+  return current, before, opened, false
+end
+
+-- Returns what a counter's window before still counts, of so many units.
+local function faded(before, opened, window)
+  return math.ceil(before * math.ceil((opened + window - now_ms) * 65536 / window) / 65536)
+end
+
+-- Keeps a counter for as long as something in it counts.
+local function keep_counter(key, current, before, opened, window)
+  local text = string.format('%.0f:%.0f:%.0f', opened, current, before)
+  redis.call('SET', key, text, 'PX', opened + 2 * window - now_ms + SLACK)
+end
+
 -- Returns what a string holds if it is an integer, and nothing else.
 local function integer(value)
   return type(value) == 'string' and string.find(value, '^%-?%d+$') and tonumber(value)

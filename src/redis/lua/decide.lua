@@ -10,6 +10,7 @@
 --                         the blocks of each, and for each of the demands one of
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
+--                           4, cost, limit, window (ms)
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
 --                         with 16 added to its first number if it is in the shadow: it is charged if the others of
 --                         its request are and it fits itself, and it decides nothing
@@ -18,6 +19,7 @@
 --          found          for each demand, as it was before this call,
 --                           fixed window    units used, ms left
 --                           sliding window  units used, us to the next unit, to none used, to this cost, tie
+--                           sliding counter units used in the open window, in the one before, ms left
 --                           token bucket    time until full
 --                         where the sliding window's times, and they alone, are those after the charge;
 --                         in front of a request with a demand that is blocked: -1, and for each demand for
@@ -32,6 +34,7 @@
 -- Sliding window: a sorted set. Members are charges: "<us>" for one unit, "<us>:<tie>:<units>" else, with their
 --                 time as score. Two members head it with negative scores: "@" is minus the time of the newest
 --                 charge, "#" is minus (ties * 2^32 + units used).
+-- Sliding counter: "<when the window opened, ms>:<units used in it>:<units used in the one before>".
 -- Token bucket:   an integer, the time at which the bucket is full again. Slow buckets count us since 1970, fast
 --                 ones tenths of us in an era of 10^14 us, so that both stay below 2^53; the size of the number
 --                 tells which. A key lives at least to the next whole 2^22 us after that time, by whichever
@@ -138,7 +141,11 @@ local function prepare()
 
   -- Takes back what a demand has charged.
   local function undo(k, key, kind, cost, window)
-    if began[k] then
+    if kind == 4 then
+      -- It is written last; only a failure after that finds it written.
+      if member[k] and began[k] then call('DEL', key)
+      elseif member[k] then keep_counter(key, was[k], left[k], sum[k], window) end
+    elseif began[k] then
       call('DEL', key)
     elseif kind == 2 then
       call('ZREM', key, member[k])
@@ -160,7 +167,7 @@ local function prepare()
       local k = key_at + d
       local key, kind, cost = KEYS[k + 1], frame[p] % SHADOW, frame[p + 1]
       local decides = frame[p] < SHADOW
-      charged[k] = nil
+      charged[k], member[k] = nil, nil
       local found = any_blocks and blocks[block_at + math.min(d, own_blocks)]
       if found then
         local long = blocked_for(key, found)
@@ -287,6 +294,24 @@ local function prepare()
           ties[k], renew[k] = tie, mended
         end
 
+      elseif kind == 4 then
+        local limit, window = frame[p + 2], frame[p + 3]
+        p = p + 4
+        local value = redis.pcall('GET', key)
+        if type(value) == 'table' and value.err and not is_foreign(value) then error(value.err, 0) end
+        local current, before, opened, mended = counter_of(value, window)
+        local used = current + faded(before, opened, window)
+        was[k], left[k], sum[k], renew[k] = current, before, opened, mended and cost > 0
+        if cost > 0 then
+          local fit = math.min(times, math.floor((limit - used) / cost)) * cost
+          if fit > 0 then
+            charged[k], amount[k] = true, fit
+            began[k] = current == 0 and before == 0
+          else
+            admitted = admitted and not decides
+          end
+        end
+
       else
         local capacity, step, scale = frame[p + 2], frame[p + 3], frame[p + 4]
         p = p + 5
@@ -366,6 +391,18 @@ local function prepare()
         reply[told + 3], reply[told + 4] = this_cost, was[k] or 0
         told = told + 4
 
+      elseif kind == 4 then
+        local window = frame[p + 3]
+        p = p + 4
+        if charged[k] and admitted then
+          keep_counter(key, was[k] + amount[k], left[k], sum[k], window)
+          member[k] = true
+        elseif renew[k] then
+          keep_counter(key, was[k], left[k], sum[k], window)
+        end
+        reply[told + 1], reply[told + 2], reply[told + 3] = was[k], left[k], sum[k] + window - now_ms
+        told = told + 3
+
       else
         p = p + 5
         if charged[k] and admitted and renew[k] then call('PEXPIRE', key, renew[k]) end
@@ -398,7 +435,7 @@ local function prepare()
     for d = 1, frame[at + 2] do
       local k, kind = key_at + d, frame[p] % SHADOW
       if charged[k] then pcall(undo, k, KEYS[k + 1], kind, frame[p + 1] * frame[at + 1], frame[p + 3]) end
-      p = p + (kind == 2 and 4 or 5)
+      p = p + (kind % 2 == 0 and 4 or 5)
     end
     told = told + 1
     reply[told] = why
@@ -497,6 +534,21 @@ local function run()
         end
       end
 
+    elseif kind == 4 then
+      local limit, window = frame[at + 6], frame[at + 7]
+      while done < count do
+        local key = KEYS[key_at + 2]
+        local current, before, opened = counter_of(call('GET', key), window)
+        if current + faded(before, opened, window) + all <= limit then
+          keep_counter(key, current + all, before, opened, window)
+          reply[told + 1], reply[told + 2], reply[told + 3] = current, before, opened + window - now_ms
+          told, done, key_at, block_at = told + 3, done + 1, key_at + 1, block_at + 1
+        else
+          if not decide then prepare() end
+          decide()
+        end
+      end
+
     elseif kind == 3 then
       local capacity, step, scale = frame[at + 6], frame[at + 7], frame[at + 8]
       local clock = scale == 1 and now or era_now
@@ -542,7 +594,7 @@ local function run()
       decide()
     end
     at, done = at + 4, 0
-    for _ = 1, frame[at - 2] do at = at + (frame[at] % SHADOW == 2 and 4 or 5) end
+    for _ = 1, frame[at - 2] do at = at + (frame[at] % 2 == 0 and 4 or 5) end
   end
 end
 

@@ -5,6 +5,7 @@
 --                         now (us, 0: the server's), and for each charge one of
 --                           1, end of its window (ms), how far a lifetime may be off that (ms), units to add
 --                           2, its time (us), tie, units charged, true units, window (us)
+--                           4, end of its window (ms), units to add, window (ms)
 --                           3, its arrival, time to add, capacity, units per us    (times in these units)
 -- returns  now (us)
 
@@ -46,6 +47,17 @@ for k = 1, #KEYS do
       if cost > 0 then redis.call('ZADD', key, time, name(cost)) end
       redis.call('ZADD', key, -(packed - used + others + cost), '#')
     end
+
+  elseif kind == 4 then
+    local ends, more, window = frame[at + 1], frame[at + 2], frame[at + 3]
+    at = at + 4
+    local current, before, opened = counter_of(redis.pcall('GET', key), window)
+    local settled = true
+    if current == 0 and before == 0 then settled = false
+    elseif ends == opened + window then current = math.min(math.max(0, current + more), SUM - 1)
+    elseif ends == opened then before = math.min(math.max(0, before + more), SUM - 1)
+    else settled = false end
+    if settled then keep_counter(key, current, before, opened, window) end
 
   else
     local arrival, more, capacity, scale = frame[at + 1], frame[at + 2], frame[at + 3], frame[at + 4]

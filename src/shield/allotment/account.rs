@@ -265,7 +265,7 @@ pub(super) fn lifetime(policy: &Policy, full: Micros) -> Micros {
     match policy.algorithm() {
         // That is the window's end, told in whole milliseconds and so up to one too late.
         Algorithm::FixedWindow => hold.min(full.saturating_sub(1_000)),
-        Algorithm::SlidingWindow | Algorithm::TokenBucket => hold,
+        Algorithm::SlidingWindow | Algorithm::SlidingCounter | Algorithm::TokenBucket => hold,
     }
 }
 
