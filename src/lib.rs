@@ -28,6 +28,7 @@
 //! |---|---|
 //! | axum, tonic, hyper: layers, rules, keys, fields | [`layer`] |
 //! | limits without HTTP | [`Limiter`] |
+//! | rules from a file that may change, feature `config` | `config` |
 //! | what happens on a bad day, and what to set | [`failure`] |
 //! | which client obeys what, and how to set up proxies | [`clients`] |
 //! | what a warning in the log means | [`warnings`] |
