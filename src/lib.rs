@@ -34,6 +34,8 @@
 //! | what a warning in the log means | [`warnings`] |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
+//! | so many requests at a time, in all processes together | [`layer::concurrency`], [`concurrency`] |
+//! | requests that are executed once, by `Idempotency-Key` | [`layer::idempotency`], [`idempotency`] |
 //! | locks, semaphores and what else decides who acts | [`lease`], [`leases`] |
 //! | tests of your own, with a clock that you move | [`Memory::manual`] |
 //!
@@ -69,6 +71,12 @@ pub mod failure {}
 #[doc = include_str!("../docs/clients.md")]
 pub mod clients {}
 #[cfg(doc)]
+#[doc = include_str!("../docs/concurrency.md")]
+pub mod concurrency {}
+#[cfg(doc)]
+#[doc = include_str!("../docs/idempotency.md")]
+pub mod idempotency {}
+#[cfg(doc)]
 #[doc = include_str!("../docs/warnings.md")]
 pub mod warnings {}
 mod key;
@@ -93,7 +101,7 @@ pub use self::redis::Tls;
 pub use self::{
     error::Error,
     key::{Key, KeyWriter},
-    layer::{PeerAddr, RateLimitLayer, Rule},
+    layer::{PeerAddr, RateLimitLayer, Rule, concurrency::ConcurrencyLimitLayer, idempotency::IdempotencyLayer},
     limit::{Decision, Demand, OnError, Policy, Quota},
     limiter::Limiter,
     memory::{ManualClock, Memory, WhenFull},

@@ -14,14 +14,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, header};
+use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::Empty;
 use tollgate::{
-    Demand, Error, Key, Limiter, Memory, PeerAddr, Policy, Quota, RateLimitLayer, Rule,
-    layer::{Dialect, client_ip, header as by_header},
+    Demand, Error, IdempotencyLayer, Key, Limiter, Memory, PeerAddr, Policy, Quota, RateLimitLayer, Rule,
+    layer::{Dialect, client_ip, global, header as by_header, idempotency::RequestBody},
     limit::{Adjustment, Answer, Store},
 };
-use tower::{Layer, Service};
+use tower::{Layer, Service, service_fn, util::MapRequest};
 
 /// Answers at once; with a header, as nearly every response has one, or without.
 #[derive(Clone)]
@@ -172,6 +172,18 @@ fn without_fields_an_admitted_request_allocates_nothing() {
         let limited = allocations(layer(rules).dialect(Dialect::None).layer(Inner { content_type: true }));
         assert_eq!(limited, bare);
     }
+}
+
+#[test]
+fn without_a_key_idempotency_allocates_nothing() {
+    let inner = service_fn(|_: Request<RequestBody<Empty<Bytes>>>| ready(Ok(Response::new(Empty::<Bytes>::new()))));
+    let layered = IdempotencyLayer::new(&Memory::new(), global()).layer(inner);
+    let post = |mut request: Request<Empty<Bytes>>| {
+        *request.method_mut() = Method::POST;
+        request
+    };
+    assert_eq!(allocations(layered.clone()), (0, 0), "GET");
+    assert_eq!(allocations(MapRequest::new(layered, post)), (0, 0), "POST");
 }
 
 #[test]

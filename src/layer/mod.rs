@@ -34,9 +34,11 @@
 
 mod body;
 mod client_ip;
+pub mod concurrency;
 mod cookie;
 mod grpc;
 mod headers;
+pub mod idempotency;
 mod key;
 mod message_limit;
 mod path;

@@ -47,6 +47,7 @@ pub(super) static ONE_KEY: Warning = Warning::new("one-key");
 pub(super) static NO_IDENTITY: Warning = Warning::new("no-identity");
 pub(super) static CORS_INSIDE: Warning = Warning::new("cors-inside");
 pub(super) static NAME_TWICE: Warning = Warning::new("name-twice");
+pub(super) static UPGRADE_WITHOUT_PERMIT: Warning = Warning::new("upgrade-without-permit");
 
 const DOCS: &str = "https://docs.rs/tollgate/latest/tollgate/warnings/";
 
@@ -140,6 +141,7 @@ mod tests {
             &NO_IDENTITY,
             &CORS_INSIDE,
             &NAME_TWICE,
+            &UPGRADE_WITHOUT_PERMIT,
         ] {
             assert!(catalogue.contains(&format!("\n## {}\n", warning.anchor)), "{}", warning.anchor);
         }

@@ -44,7 +44,6 @@ mod token;
 mod wait;
 mod watch;
 
-pub(crate) use self::watch::Notices;
 pub use self::{
     claims::{Claim, Claims},
     clock::Clock,
@@ -66,4 +65,9 @@ pub use self::{
     tickets::Tickets,
     token::{Fence, Token},
     watch::Watch,
+};
+pub(crate) use self::{
+    hold::Hold,
+    renew::{call_deadline, in_time, renew},
+    watch::Notices,
 };

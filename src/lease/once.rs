@@ -206,7 +206,7 @@ impl Once {
     }
 
     /// Asks, and again while somebody else is at it and there is time to wait.
-    async fn begin(&self, name: &Key, begin: &Begin) -> Result<(Begun, Duration), Error> {
+    pub(crate) async fn begin(&self, name: &Key, begin: &Begin) -> Result<(Begun, Duration), Error> {
         let end = time::Instant::now() + self.wait;
         let mut watch = None;
         loop {

@@ -55,17 +55,17 @@ impl Rhythm {
 }
 
 /// Returns how long to wait for one call about a lease: never so long that no second one fits.
-pub(super) fn call_deadline(ttl: Duration) -> Duration {
+pub(crate) fn call_deadline(ttl: Duration) -> Duration {
     (ttl / 5).clamp(Duration::from_millis(5), LONGEST_CALL)
 }
 
 /// Gives a call its deadline.
-pub(super) async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+pub(crate) async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     time::timeout(deadline, call).await.unwrap_or_else(|_| Err(Error::deadline(deadline)))
 }
 
 /// Renews one lease for as long as it is polled, and returns when it is lost.
-pub(super) async fn renew<F>(hold: &Hold, ttl: Duration, token: Token, extend: impl Fn() -> F) -> Lost
+pub(crate) async fn renew<F>(hold: &Hold, ttl: Duration, token: Token, extend: impl Fn() -> F) -> Lost
 where
     F: Future<Output = Result<bool, Error>>,
 {

@@ -60,6 +60,28 @@ pub(super) fn states(outcomes: &[Outcome], partitions: Option<&[PartitionKey]>) 
     })
 }
 
+/// Tells of a limit of requests at a time: how many there may be, and that there is room for none if it is full (section
+/// 3.1.1 of the draft: the unit is `concurrent-requests`, and there is no window).
+pub(in crate::layer) fn write_concurrency(headers: &mut HeaderMap, name: &str, most: u32, is_full: bool) {
+    let policy = value(ITEM, |text| {
+        text.string(name);
+        text.raw(";q=");
+        text.integer(most.into());
+        text.raw(";qu=\"concurrent-requests\"");
+    });
+    write_beside(headers, RATE_LIMIT_POLICY, policy);
+    if is_full {
+        write_beside(
+            headers,
+            RATE_LIMIT,
+            value(ITEM, |text| {
+                text.string(name);
+                text.raw(";r=0");
+            }),
+        );
+    }
+}
+
 fn begin(text: &mut Text<'_>, place: usize, name: &str) {
     if place > 0 {
         text.raw(", ");

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
 pub use self::dialect::Dialect;
-pub(super) use self::{dialect::Dialects, partition::PartitionKey};
+pub(super) use self::{dialect::Dialects, lists::write_concurrency, partition::PartitionKey};
 use self::{lists::Lists, tightest::Tightest};
 use crate::limit::{Decision, Outcome, Policy, Quota};
 

@@ -145,12 +145,28 @@ fn fault(request: &Parts, fault: Fault<'_>) -> Response<RefusalBody> {
         }
         Fault::Rejected(what) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, BLANK, "Bad Request", what),
     };
+    problem(request, &Problem { status, code, kind, title, detail })
+}
+
+/// What went wrong, as HTTP and gRPC tell it.
+pub(super) struct Problem<'a> {
+    pub(super) status: StatusCode,
+    pub(super) code: u8,
+    pub(super) kind: &'a str,
+    pub(super) title: &'a str,
+    pub(super) detail: &'a str,
+}
+
+/// Answers with problem details (RFC 9457), in plain text to who prefers that, or with a status to a gRPC request.
+pub(super) fn problem(request: &Parts, problem: &Problem<'_>) -> Response<RefusalBody> {
+    let Problem { status, code, kind, title, detail } = *problem;
     if let Some(content_type) = grpc::content_type(request) {
         return grpc::status(content_type, code, detail);
     }
     if reads_json(&request.headers) {
-        let (detail, number) = (json_string(detail), status.as_u16());
-        let body = format!(r#"{{"type":"{kind}","title":"{title}","status":{number},"detail":{detail}}}"#);
+        let (kind, title, detail) = (json_string(kind), json_string(title), json_string(detail));
+        let number = status.as_u16();
+        let body = format!(r#"{{"type":{kind},"title":{title},"status":{number},"detail":{detail}}}"#);
         answer(request, status, PROBLEM, body.into())
     } else {
         answer(request, status, PLAIN, format!("{detail}\n").into())
