@@ -479,6 +479,8 @@ impl Found {
         let mut standing = self.standing(policy, now, cost);
         if let Self::Log { used, next, full, .. } = *self
             && standing.wait != Standing::NEVER
+            // Who asks for nothing waits for nothing, whatever is owed.
+            && cost > 0
         {
             // How many units have to leave. If the script was asked for none, it told only when the first leaves, and
             // the last.
