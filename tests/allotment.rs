@@ -551,8 +551,13 @@ async fn play(history: &History) -> Fleet {
         sleep(Duration::from_millis(*wait)).await;
     }
     requests.join_all().await;
+    // What nobody waits for any more is still to be written down: an answer that comes too late is a loss.
+    sleep(2 * history.weather.trip + SOON).await;
     fleet
 }
+
+/// More than a wheel's tick.
+const SOON: Duration = Duration::from_millis(10);
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: histories(), failure_persistence: None, ..ProptestConfig::default() })]

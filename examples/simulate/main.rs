@@ -158,6 +158,8 @@ async fn traffic(processes: u64, policy: &Policy, weather: Weather, seed: u64) -
         sleep(Duration::from_millis(1)).await;
     }
     let answers = requests.join_all().await;
+    // What nobody waits for any more is still to be written down: an answer that comes too late is a loss.
+    sleep(2 * weather.trip + Duration::from_millis(10)).await;
     let local = answers.into_iter().filter(|local| *local).count();
     (offered, u64::try_from(local).expect("a count"), fleet)
 }
