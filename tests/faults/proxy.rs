@@ -25,7 +25,7 @@ pub(crate) struct Proxy {
 struct Weather {
     mood: AtomicU8,
     delay_ms: AtomicU64,
-    /// Whether the next reply is cut in its middle.
+    /// Whether the reply to the next script call is cut in its middle.
     cut_reply: AtomicBool,
     /// Raised when all connections are to be cut.
     cuts: watch::Sender<u64>,
@@ -91,7 +91,8 @@ impl Proxy {
         self.weather.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Lets half of the next reply pass, and cuts its connection then.
+    /// Lets half of the reply to the next script call pass, and cuts its connection then. What else a client asks, like
+    /// a Cluster's map after the last cut, is answered.
     pub(crate) fn cut_next_reply(&self) {
         self.weather.cut_reply.store(true, Ordering::SeqCst);
     }
@@ -108,18 +109,23 @@ async fn join(client: TcpStream, target: u16, weather: Arc<Weather>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
     let (_, _) = (client.set_nodelay(true), server.set_nodelay(true));
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let cut_reply = AtomicBool::new(false);
     tokio::select! {
-        () = requests(from_client, to_server, &weather) => {}
-        () = replies(from_server, to_client, &weather) => {}
+        () = requests(from_client, to_server, &weather, &cut_reply) => {}
+        () = replies(from_server, to_client, &weather, &cut_reply) => {}
         _ = cuts.changed() => {}
     }
 }
 
-async fn requests(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, weather: &Weather) {
+async fn requests(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, weather: &Weather, cut_reply: &AtomicBool) {
     let mut bytes = [0; 16_384];
     while let Ok(read @ 1..) = client.read(&mut bytes).await {
         if weather.is(Mood::Swallows) {
             continue;
+        }
+        let calls_script = bytes[..read].windows(SCRIPT_CALL.len()).any(|word| word == SCRIPT_CALL);
+        if calls_script && weather.cut_reply.swap(false, Ordering::SeqCst) {
+            cut_reply.store(true, Ordering::SeqCst);
         }
         if server.write_all(&bytes[..read]).await.is_err() {
             return;
@@ -130,7 +136,7 @@ async fn requests(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, weather
     }
 }
 
-async fn replies(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, weather: &Weather) {
+async fn replies(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, weather: &Weather, cut_reply: &AtomicBool) {
     let mut bytes = [0; 16_384];
     while let Ok(read @ 1..) = server.read(&mut bytes).await {
         let delay = weather.delay_ms.load(Ordering::SeqCst);
@@ -140,7 +146,7 @@ async fn replies(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, weather:
         if weather.is(Mood::Swallows) || weather.is(Mood::DropsReplies) {
             continue;
         }
-        if weather.cut_reply.swap(false, Ordering::SeqCst) {
+        if cut_reply.swap(false, Ordering::SeqCst) {
             let _ = client.write_all(&bytes[..read / 2]).await;
             return;
         }
@@ -149,3 +155,5 @@ async fn replies(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, weather:
         }
     }
 }
+
+const SCRIPT_CALL: &[u8] = b"EVALSHA";
