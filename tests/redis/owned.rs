@@ -1,7 +1,15 @@
 //! Connections that the user made.
 
-use std::time::Duration;
+use std::{
+    future, io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
+use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike};
 use tollgate::{Demand, OnError, Policy, Quota, Redis, limit::Store};
 
 use super::{access::use_all, patient};
@@ -70,4 +78,37 @@ async fn a_connection_manager_heals_by_itself_and_a_plain_connection_does_not() 
         // Real time: pauses grow to half a second.
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A connection that has ended, and counts what it is asked.
+#[derive(Clone, Default)]
+struct Ended(Arc<AtomicUsize>);
+
+impl ConnectionLike for Ended {
+    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(future::ready(Err(io::Error::from(io::ErrorKind::BrokenPipe).into())))
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(future::ready(Err(io::Error::from(io::ErrorKind::BrokenPipe).into())))
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_has_ended_is_tried_at_the_pace_of_a_server_that_is_down() {
+    let ended = Ended::default();
+    let redis = Redis::from_connection(ended.clone());
+    for _ in 0..1_000 {
+        assert!(redis.decide(&[Demand::new(&POLICY, "user:42")]).await.is_err());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Ten seconds, in which pauses soon are of a quarter to half a second.
+    let tries = ended.0.load(Ordering::Relaxed);
+    assert!((15..60).contains(&tries), "{tries}");
 }
