@@ -11,9 +11,9 @@ mod server;
 mod tls;
 
 use std::{
-    future::{Future, poll_fn},
+    future::{self, Future, poll_fn},
     hash::{BuildHasher, RandomState},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -85,7 +85,7 @@ pub(super) struct Connection {
 /// What is known of a connection and the server behind it; the next connection starts anew.
 #[derive(Default)]
 struct Known {
-    /// Told once the connection is of no more use.
+    /// Told once the connection is of no more use, or nothing comes back on it.
     broken: Notify,
     /// Why it is of no more use, if an answer has told.
     why: OnceLock<Error>,
@@ -98,6 +98,8 @@ struct Known {
     blocks: AtomicBool,
     /// Whether it was told that it is of no more use.
     is_broken: AtomicBool,
+    /// Whether nothing comes back on it, which may be its server's fault.
+    is_silent: AtomicBool,
     /// Who waits for what.
     wakes: Arc<Wakes>,
     /// Which run of the server it is, once it was asked.
@@ -275,6 +277,16 @@ impl Known {
         self.is_broken.store(true, Ordering::Relaxed);
         self.broken.notify_one();
     }
+
+    /// Notes that nothing came back in time.
+    fn falls_silent(&self) {
+        self.is_silent.store(true, Ordering::Relaxed);
+        self.broken.notify_one();
+    }
+
+    fn is_usable(&self) -> bool {
+        !self.is_broken.load(Ordering::Relaxed) && !self.is_silent.load(Ordering::Relaxed)
+    }
 }
 
 impl Line {
@@ -335,12 +347,27 @@ impl Connection {
         &self.known.run
     }
 
-    /// Returns true if this connection is of no more use.
+    /// Returns true if this connection is of no more use, as far as is known now.
     pub(super) fn is_broken(&self) -> bool {
-        self.known.is_broken.load(Ordering::Relaxed)
+        !self.known.is_usable()
     }
 
-    /// Calls a script. A connection on which nothing comes back for [`CALL_TIMEOUT`] is given up.
+    /// Waits until something comes back on it; for ever if nothing can.
+    ///
+    /// What is asked changes nothing, and waits with all that was sent before for a server that stands still.
+    async fn awakes(self) -> Self {
+        let mut handle = self.handle.clone();
+        match redis::cmd("TIME").query_async::<Value>(&mut handle).await {
+            Err(error) if error.is_unrecoverable_error() || error.is_io_error() => future::pending().await,
+            // An error too is an answer.
+            _ => {
+                self.known.is_silent.store(false, Ordering::Relaxed);
+                self
+            }
+        }
+    }
+
+    /// Calls a script. A connection on which nothing comes back for [`CALL_TIMEOUT`] is not used until something does.
     async fn call(&self, script: &Script, call: &Call) -> Result<Value, Error> {
         let mut handle = self.handle.clone();
         self.tried(script.call(&mut handle, call)).await.map_err(Error::from)
@@ -373,7 +400,7 @@ impl Connection {
                 Err(Failure::Error(error))
             }
             None => {
-                self.known.breaks();
+                self.known.falls_silent();
                 Err(Failure::Silence)
             }
         }
@@ -445,17 +472,22 @@ pub(super) fn cut_off() -> Error {
 /// Connects, works until the connection is broken, and connects again, for as long as somebody may ask for it.
 async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Sender<State>) {
     let mut failures: u32 = 0;
+    let mut silent = None;
     loop {
-        let known = Arc::new(Known::default());
-        let wait = match route.connect(&known).await {
-            Ok(handle) => {
-                let connection = Connection { handle, known: Arc::clone(&known) };
+        let wait = match connect(&route, &mut silent).await {
+            Ok(connection) => {
+                silent = None;
+                let known = Arc::clone(&connection.known);
                 queue.open();
                 state.send_replace(State::Up(connection.clone()));
-                let end =
-                    work(&state, &known.broken, route.moved(&known), Batches::new(&queue, &names, connection)).await;
-                // Whoever still has it must let it go, whatever the reason.
-                known.breaks();
+                let batches = Batches::new(&queue, &names, connection.clone());
+                let end = work(&state, &known, route.moved(&known), batches).await;
+                if matches!(end, End::Silent) && route.leads_to_one_server() {
+                    silent = Some(Silent::new(connection));
+                } else {
+                    // Whoever still has it must let it go, whatever the reason.
+                    known.breaks();
+                }
                 known.wakes.end();
                 if matches!(end, End::Gone) {
                     return;
@@ -480,10 +512,74 @@ async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Se
                 pause(failures)
             }
         };
-        if time::timeout(wait, state.closed()).await.is_ok() {
+        let waited = async {
+            match &mut silent {
+                Some(silent) => _ = time::timeout(wait, silent.awakes()).await,
+                None => time::sleep(wait).await,
+            }
+        };
+        if unless_closed(&state, waited).await.is_none() {
             return;
         }
     }
+}
+
+/// Makes a connection, unless the one that fell silent is the first of which something is heard.
+async fn connect(route: &Route, silent: &mut Option<Silent>) -> Result<Connection, Error> {
+    let known = Arc::new(Known::default());
+    let mut made = pin!(route.connect(&known));
+    let mut old = pin!(async {
+        match silent {
+            Some(silent) => silent.awakes().await,
+            None => future::pending().await,
+        }
+    });
+    poll_fn(|cx| match old.as_mut().poll(cx) {
+        Poll::Ready(connection) => Poll::Ready(Ok(connection)),
+        Poll::Pending => made.as_mut().poll(cx).map_ok(|handle| Connection { handle, known: Arc::clone(&known) }),
+    })
+    .await
+}
+
+/// A connection on which nothing comes back. It is kept while others are tried: if its server has stood still, it is
+/// there at once when that goes on.
+struct Silent {
+    known: Arc<Known>,
+    awakes: Pin<Box<dyn Future<Output = Connection> + Send>>,
+    awake: Option<Connection>,
+}
+
+impl Silent {
+    fn new(connection: Connection) -> Self {
+        Self { known: Arc::clone(&connection.known), awakes: Box::pin(connection.awakes()), awake: None }
+    }
+
+    /// Waits until something comes back. If this goes away, it can be waited for again.
+    async fn awakes(&mut self) -> Connection {
+        if let Some(connection) = &self.awake {
+            return connection.clone();
+        }
+        let connection = self.awakes.as_mut().await;
+        self.awake.insert(connection).clone()
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        if self.awake.is_none() {
+            self.known.breaks();
+        }
+    }
+}
+
+/// Does something, unless nobody can ask for it any more.
+async fn unless_closed<T>(state: &watch::Sender<State>, work: impl Future<Output = T>) -> Option<T> {
+    let (mut closed, mut work) = (pin!(state.closed()), pin!(work));
+    poll_fn(|cx| match closed.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => work.as_mut().poll(cx).map(Some),
+    })
+    .await
 }
 
 /// Why work on a connection ended.
@@ -493,16 +589,18 @@ enum End {
     /// It leads to a server that is not the one any more.
     Moved,
     Broken,
+    /// Nothing comes back on it.
+    Silent,
 }
 
 /// Works until the connection is broken or leads to the wrong server, or nobody can ask any more.
 async fn work(
     state: &watch::Sender<State>,
-    broken: &Notify,
+    known: &Known,
     moved: impl Future<Output = ()>,
     batches: Batches<'_, Connection>,
 ) -> End {
-    let (mut gone, mut broken, mut batches) = (pin!(state.closed()), pin!(broken.notified()), pin!(batches));
+    let (mut gone, mut broken, mut batches) = (pin!(state.closed()), pin!(known.broken.notified()), pin!(batches));
     let mut moved = pin!(moved);
     poll_fn(|cx| {
         if gone.as_mut().poll(cx).is_ready() {
@@ -512,7 +610,17 @@ async fn work(
         if moved.as_mut().poll(cx).is_ready() {
             return Poll::Ready(End::Moved);
         }
-        broken.as_mut().poll(cx).map(|()| End::Broken)
+        while broken.as_mut().poll(cx).is_ready() {
+            if known.is_broken.load(Ordering::Relaxed) {
+                return Poll::Ready(End::Broken);
+            }
+            if known.is_silent.load(Ordering::Relaxed) {
+                return Poll::Ready(End::Silent);
+            }
+            // It was silent for a while, and told so more than once.
+            broken.set(known.broken.notified());
+        }
+        Poll::Pending
     })
     .await
 }

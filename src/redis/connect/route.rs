@@ -46,6 +46,12 @@ impl Route {
         }
     }
 
+    /// Returns true if a new connection would lead where the last one led, as far as anybody can tell. Where another
+    /// server may have taken over, the last one is no good when it comes back.
+    pub(super) fn leads_to_one_server(&self) -> bool {
+        matches!(self, Self::Server(_))
+    }
+
     /// Waits until a connection leads to a server that is not the one any more; for ever where nobody could tell.
     pub(super) async fn moved(&self, known: &Known) {
         #[cfg(feature = "sentinel")]
