@@ -31,6 +31,11 @@ fn contenders() -> Result<Vec<Contender>, Error> {
         },
         Contender { label: "sliding window", policy: Policy::sliding_window("sliding-window", quota), promised: LIMIT },
         Contender {
+            label: "sliding counter",
+            policy: Policy::sliding_counter("sliding-counter", quota),
+            promised: 2 * LIMIT - 1,
+        },
+        Contender {
             label: "token bucket",
             policy: Policy::token_bucket("token-bucket", quota).burst(BURST.into()),
             promised: BURST + LIMIT,

@@ -13,7 +13,10 @@ mod workload;
 
 use std::process::{Command, ExitCode};
 
-use crate::{counts::Counts, workload::{WORKLOADS, Workload}};
+use crate::{
+    counts::Counts,
+    workload::{WORKLOADS, Workload},
+};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
