@@ -11,7 +11,7 @@ use std::{
 
 use axum::body::Body;
 use axum_gcra::{gcra, real_ip::RealIp};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use tollgate::{
     Limiter, Memory, Quota, RateLimitLayer, Rule,
     layer::{Dialect, Exception},
@@ -184,4 +184,17 @@ pub fn run(run: &mut Run) {
     let over = |name| medians.of(name) - medians.of("bare service");
     let governor = over("tollgate") / over("tower_governor");
     run.bar("layer, refused: of tower_governor's addition", Wanted::AtMost(1.0 / 15.0), governor);
+
+    let post = |mut request: Request<Body>| {
+        *request.method_mut() = Method::POST;
+        request
+    };
+    let once = IdempotencyLayer::new(&Memory::new(), global()).layer(Hello);
+    let mut cases = vec![
+        case("bare service", MapRequest::new(Hello, post), StatusCode::OK),
+        case("tollgate", MapRequest::new(once, post), StatusCode::OK),
+    ];
+    let medians = run.table("idempotency, POST without a key", &mut cases);
+    let whole = medians.of("tollgate") / medians.of("bare service");
+    run.bar("idempotency, without a key: of a bare service's time", Wanted::AtMost(1.5), whole);
 }

@@ -8,21 +8,27 @@ use crate::lease::Permit;
 /// and holds it for as long as it works: after the response the layer knows nothing of what goes on.
 ///
 /// ```
-/// use axum::{Extension, response::Response, extract::ws::WebSocketUpgrade};
+/// use axum::{Extension, extract::Request, http::{StatusCode, header}, response::IntoResponse};
+/// use hyper::upgrade::Upgraded;
 /// use tollgate::layer::concurrency::RequestPermit;
 ///
-/// async fn chat(Extension(permit): Extension<RequestPermit>, upgrade: WebSocketUpgrade) -> Response {
+/// async fn upgrade(Extension(permit): Extension<RequestPermit>, mut request: Request) -> impl IntoResponse {
 ///     let permit = permit.take();
-///     upgrade.on_upgrade(async move |mut socket| {
-///         while let Some(Ok(message)) = socket.recv().await {
-///             if socket.send(message).await.is_err() {
-///                 break;
-///             }
+///     let upgraded = hyper::upgrade::on(&mut request);
+///     tokio::spawn(async move {
+///         if let Ok(connection) = upgraded.await {
+///             serve(connection).await;
 ///         }
 ///         drop(permit);
-///     })
+///     });
+///     (StatusCode::SWITCHING_PROTOCOLS, [(header::CONNECTION, "upgrade"), (header::UPGRADE, "chat")])
 /// }
-/// # let _ = axum::Router::<()>::new().route("/chat", axum::routing::get(chat));
+///
+/// async fn serve(connection: Upgraded) {
+///     // as long as it takes
+/// #   drop(connection);
+/// }
+/// # let _ = axum::Router::<()>::new().route("/chat", axum::routing::get(upgrade));
 /// ```
 #[derive(Clone, Debug)]
 pub struct RequestPermit(Arc<Mutex<Option<Permit>>>);

@@ -60,6 +60,12 @@ impl<B> RequestBody<B> {
     }
 }
 
+impl<B: Default> Default for RequestBody<B> {
+    fn default() -> Self {
+        Self::as_it_came(B::default())
+    }
+}
+
 impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     type Data = Bytes;
     type Error = B::Error;
