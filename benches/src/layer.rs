@@ -13,10 +13,10 @@ use axum::body::Body;
 use axum_gcra::{gcra, real_ip::RealIp};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use tollgate::{
-    Limiter, Memory, Quota, RateLimitLayer, Rule,
-    layer::{Dialect, Exception},
+    IdempotencyLayer, Limiter, Memory, Quota, RateLimitLayer, Rule,
+    layer::{Dialect, Exception, global},
 };
-use tower::{Layer, Service};
+use tower::{Layer, Service, util::MapRequest};
 use tower_governor::{GovernorLayer, governor::GovernorConfigBuilder};
 use tower_rate_limiter::{FixedWindow, KeyExtractor, MemoryStore, RateLimitError};
 
