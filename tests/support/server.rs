@@ -97,7 +97,14 @@ impl Server {
 
     pub fn admin_as(&self, user_info: &str) -> redis::Connection {
         let client = redis::Client::open(format!("redis://{user_info}127.0.0.1:{}", self.port)).expect("an address");
-        client.get_connection().expect("a connection to our own server")
+        for _ in 0..100 {
+            match client.get_connection() {
+                // One that is being made a replica cuts whoever connects.
+                Err(error) if error.is_io_error() => thread::sleep(Duration::from_millis(20)),
+                connection => return connection.expect("a connection to our own server"),
+            }
+        }
+        panic!("no connection to our own server");
     }
 
     /// Ends the server at once, without a chance to save.
