@@ -44,7 +44,7 @@ impl Engine {
     }
 }
 
-fn rules() -> [(&'static str, Rule); 6] {
+fn rules() -> [(&'static str, Rule); 7] {
     let rule = |quota: &str| Rule::new("r", quota.parse().expect("a quota"));
     [
         ("bucket", rule("7/min")),
@@ -53,6 +53,7 @@ fn rules() -> [(&'static str, Rule); 6] {
         ("fixed window", rule("5/9s").fixed_window()),
         ("aligned window", rule("5/9s").fixed_window().aligned()),
         ("sliding window", rule("5/9s").sliding_window()),
+        ("sliding counter", rule("5/9s").sliding_counter()),
     ]
 }
 
