@@ -47,6 +47,8 @@ mod refuse;
 mod text;
 mod warn;
 
+use std::mem;
+
 pub use self::{
     body::{RefusalBody, ResponseBody},
     client_ip::{ClientIp, PeerAddr, client_ip},
@@ -67,3 +69,9 @@ pub use self::{
 };
 #[cfg(feature = "config")]
 pub(crate) use self::{path::PathPattern, rate_limit::Options};
+
+/// Takes the service that was polled ready, and leaves a clone of it, which may not be.
+fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    mem::replace(service, clone)
+}

@@ -1,5 +1,4 @@
 use std::{
-    mem,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -8,7 +7,7 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::{PermitBody, ResponseFuture, future::Acquiring, layer::Shared};
-use crate::layer::{ResponseBody, key::NoKey, refuse, warn};
+use crate::layer::{ResponseBody, key::NoKey, refuse, take_ready, warn};
 
 /// Serves so many requests at a time by the inner service; see the [module](super).
 #[derive(Clone, Debug)]
@@ -54,9 +53,7 @@ where
         let (parts, body) = request.into_parts();
         match self.shared.key(&parts) {
             Ok(key) => {
-                // The clone may not be ready; the service we polled is. Keep the clone, send that one.
-                let clone = self.inner.clone();
-                let inner = mem::replace(&mut self.inner, clone);
+                let inner = take_ready(&mut self.inner);
                 let shared = Arc::clone(&self.shared);
                 let permit = Box::pin(async move { shared.acquire(key).await });
                 let request = Request::from_parts(parts, body);

@@ -1,5 +1,4 @@
 use std::{
-    mem,
     pin::pin,
     sync::Arc,
     task::{Context, Poll},
@@ -24,7 +23,7 @@ use super::{
 };
 use crate::{
     key::{Key, KeyWriter},
-    layer::{RefusalBody, ResponseBody, grpc, key::NoKey, refuse, warn},
+    layer::{RefusalBody, ResponseBody, grpc, key::NoKey, refuse, take_ready, warn},
 };
 
 /// Has requests with an `Idempotency-Key` executed once by the inner service; see the [module](super).
@@ -82,9 +81,7 @@ where
             }
             Err(refusal) => return ResponseFuture::refused((*refusal).map(ResponseBody::refusal)),
         };
-        // The clone may not be ready; the service we polled is. Keep the clone, send that one.
-        let clone = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, clone);
+        let inner = take_ready(&mut self.inner);
         ResponseFuture::keyed(once(inner, parts, body, name, Arc::clone(&self.shared)))
     }
 }

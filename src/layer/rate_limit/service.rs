@@ -1,5 +1,4 @@
 use std::{
-    mem,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -13,7 +12,7 @@ use super::{
     layer::{Demands, Live, Shared, is_preflight},
 };
 use crate::{
-    layer::{ResponseBody, key::NoKey, refuse, warn},
+    layer::{ResponseBody, key::NoKey, refuse, take_ready, warn},
     limit::Decision,
 };
 
@@ -70,8 +69,7 @@ where
             Ok(()) => {
                 if let Some(looking) = Shared::look_up(&shared, &demands) {
                     let request = Request::from_parts(parts, body);
-                    let clone = self.inner.clone();
-                    let inner = mem::replace(&mut self.inner, clone);
+                    let inner = take_ready(&mut self.inner);
                     let shared = Arc::clone(&shared);
                     let ask = Asking::Quotas(looking);
                     return ResponseFuture::waiting(Waiting { ask, noted: Noted::default(), inner, request, shared });
@@ -83,9 +81,7 @@ where
                 let Some(ask) = ask else {
                     return ResponseFuture::decided(&decision, &noted, &mut self.inner, request, &shared);
                 };
-                // The clone may not be ready; the service we polled is. Keep the clone, send that one.
-                let clone = self.inner.clone();
-                let inner = mem::replace(&mut self.inner, clone);
+                let inner = take_ready(&mut self.inner);
                 let shared = Arc::clone(&shared);
                 ResponseFuture::waiting(Waiting { ask: Asking::Store(ask), noted, inner, request, shared })
             }
