@@ -1,7 +1,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -23,6 +23,7 @@ pub(crate) struct Proxy {
 }
 
 struct Weather {
+    target: AtomicU16,
     mood: AtomicU8,
     delay_ms: AtomicU64,
     /// Whether the reply to the next script call is cut in its middle.
@@ -54,6 +55,7 @@ impl Proxy {
         let listener = TcpListener::bind(at).await.expect("a free port");
         let port = listener.local_addr().expect("its address").port();
         let weather = Arc::new(Weather {
+            target: AtomicU16::new(target),
             mood: AtomicU8::new(0),
             delay_ms: AtomicU64::new(0),
             cut_reply: AtomicBool::new(false),
@@ -62,7 +64,7 @@ impl Proxy {
         let shared = Arc::clone(&weather);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(join(client, target, Arc::clone(&shared)));
+                tokio::spawn(join(client, Arc::clone(&shared)));
             }
         });
         Self { port, weather }
@@ -78,6 +80,12 @@ impl Proxy {
 
     pub(crate) fn be(&self, mood: Mood) {
         self.weather.mood.store(mood as u8, Ordering::SeqCst);
+    }
+
+    /// Leads new connections to another server.
+    #[allow(dead_code)] // Not every test replaces its server.
+    pub(crate) fn lead_to(&self, target: u16) {
+        self.weather.target.store(target, Ordering::SeqCst);
     }
 
     /// Delays each reply by so much.
@@ -104,8 +112,9 @@ impl Weather {
     }
 }
 
-async fn join(client: TcpStream, target: u16, weather: Arc<Weather>) {
+async fn join(client: TcpStream, weather: Arc<Weather>) {
     let mut cuts = weather.cuts.subscribe();
+    let target = weather.target.load(Ordering::SeqCst);
     let Ok(server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
     let (_, _) = (client.set_nodelay(true), server.set_nodelay(true));
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());

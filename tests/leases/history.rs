@@ -30,6 +30,8 @@ pub(crate) struct History {
     pub(crate) faults: Vec<Fault>,
     /// The fences under which the resource took writes, in its order.
     pub(crate) register: Vec<u64>,
+    /// When the workers were ended.
+    pub(crate) end: u64,
 }
 
 /// A time for which a worker knew that it held.
@@ -44,14 +46,17 @@ struct Held {
 impl History {
     pub(crate) fn assert_right(&self) {
         let wrong = self.wrong();
-        let count = |what: &str| self.events.iter().filter(|event| event.what == what).count();
+        let count = |what| self.count(what);
         println!(
-            "{} acquired, {} steps, {} lost, {} writes of which {} were accepted; {} faults: {:?}; wrong: {}",
+            "{} acquired, {} steps, {} lost, {} writes of which {} were accepted; nobody held for {} ms at most; \
+             {} faults: {:?}; wrong: {}",
             count("acquired"),
             count("step"),
             count("lost"),
             count("write"),
             self.register.len(),
+            self.free().iter().map(|(from, until, _)| until.saturating_sub(*from)).max().unwrap_or_default()
+                / 1_000_000,
             self.faults.len(),
             self.faults.iter().fold(BTreeMap::<_, u32>::new(), |mut all, fault| {
                 *all.entry(fault.what).or_default() += 1;
@@ -63,6 +68,10 @@ impl History {
         assert!(count("acquired") > 5, "nothing was tried: {} acquired", count("acquired"));
     }
 
+    pub(crate) fn count(&self, what: &str) -> usize {
+        self.events.iter().filter(|event| event.what == what).count()
+    }
+
     /// Returns all that is not as promised.
     pub(crate) fn wrong(&self) -> Vec<String> {
         let held = self.held();
@@ -71,13 +80,17 @@ impl History {
         for (i, one) in held.iter().enumerate() {
             for other in held[i + 1..].iter().take_while(|other| other.from < one.until) {
                 let overlap = other.from..one.until.min(other.until);
-                // One that is stopped meanwhile is told later, but not after its own deadline.
+                // One that is stopped meanwhile, or cannot ask, is told later, but not after its own deadline.
                 let paused = self.faults.iter().any(|fault| {
                     [Some(one.worker), Some(other.worker)].contains(&fault.worker) && fault.until > one.from
                 });
-                let longest = if paused { ns(TTL) } else { TOLD };
                 let forgotten = self.faults.iter().any(|fault| {
-                    fault.what == "flush" && fault.from < overlap.end && overlap.end < fault.until + longest
+                    let longest = match fault.what {
+                        "flush" | "ahead" | "flush and ahead" if !paused => TOLD,
+                        "flush" | "ahead" | "flush and ahead" | "restart" | "failover" => ns(TTL),
+                        _ => return false,
+                    };
+                    fault.from < overlap.end && overlap.end < fault.until + longest
                 });
                 if !forgotten && overlap.end > overlap.start {
                     wrong.push(format!(
@@ -116,17 +129,34 @@ impl History {
                 wrong.push(format!("C5: {} was told {} us late", lost.worker, (lost.at - due + LATE) / 1_000));
             }
         }
-        // C6: the next one holds when the last one has released, or its lease has ended.
-        for pair in held.windows(2) {
-            let (end, next) = (pair[0].until, pair[1].from);
-            let longest = if pair[0].is_released { SOON } else { ns(TTL) + SOON };
-            // While the server or the network is not there, or the one whose turn it is, nobody can.
-            let hindered = self.faults.iter().any(|fault| fault.from < next && fault.until + ns(TTL) + SOON > end);
-            if next > end + longest && !hindered {
-                wrong.push(format!("C6: nobody held for {} ms after {}", (next - end) / 1_000_000, pair[0].fence));
+        // C6: the next one holds when the last one has released, or its lease has ended; after a fault as if it had
+        // begun then.
+        for (from, next, is_released) in self.free() {
+            let mut due = from + if is_released { SOON } else { ns(TTL) + SOON };
+            for fault in self.faults.iter().filter(|fault| fault.until + ns(TTL) + SOON > from) {
+                if fault.from < due {
+                    due = due.max(fault.until + ns(TTL) + SOON);
+                }
+            }
+            if next > due {
+                wrong.push(format!("C6: nobody held for {} ms", (next - from) / 1_000_000));
             }
         }
         wrong
+    }
+
+    /// Returns from when until when nobody was known to hold, and whether the one before had released.
+    fn free(&self) -> Vec<(u64, u64, bool)> {
+        let mut free = Vec::new();
+        let mut last: Option<(u64, bool)> = None;
+        for one in self.held() {
+            if let Some((end, is_released)) = last {
+                free.push((end, one.from, is_released));
+            }
+            last = last.max(Some((one.until, one.is_released)));
+        }
+        free.extend(last.map(|(end, is_released)| (end, self.end, is_released)));
+        free
     }
 
     /// Returns who held when, in the order of the acquires.
@@ -137,13 +167,14 @@ impl History {
             if event.what == "acquired" {
                 open.insert(event.worker, all.len());
                 let (worker, fence, from) = (event.worker, event.fence, event.at);
-                all.push(Held { worker, fence, from, until: from, is_released: false });
+                all.push(Held { worker, fence, from, until: event.more.max(from), is_released: false });
             } else if let Some(held) = open.get(&event.worker).and_then(|at| all.get_mut(*at)) {
                 match event.what.as_str() {
-                    "step" | "write" | "releases" if event.fence == held.fence => {
-                        held.until = held.until.max(event.at);
-                        held.is_released = event.what == "releases";
-                    }
+                    // Until its deadline as it was then, unless it gives up before.
+                    "step" if event.fence == held.fence => held.until = held.until.max(event.more),
+                    "write" if event.fence == held.fence => held.until = held.until.max(event.at),
+                    "releases" if event.fence == held.fence => (held.until, held.is_released) = (event.at, true),
+                    "lost" if event.fence == held.fence => held.until = held.until.min(event.at),
                     _ => {}
                 }
             }
@@ -165,3 +196,45 @@ const TOLD: u64 = 280_000_000;
 
 /// What a healthy hand-over takes at most here, other processes and all.
 const SOON: u64 = 500_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Reads `worker what fence at-ms more-ms`, one a line.
+    fn history(told: &str, register: &[u64]) -> History {
+        let event = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let number = |at: usize| words[at].parse::<u64>().expect("a number");
+            let worker = usize::try_from(number(0)).expect("few");
+            Event { worker, what: words[1].to_owned(), fence: number(2), at: number(3) * MS, more: number(4) * MS }
+        };
+        let events: Vec<Event> = told.lines().filter(|line| !line.trim().is_empty()).map(event).collect();
+        let end = events.last().map_or(0, |event| event.at);
+        History { events, register: register.to_vec(), end, ..History::default() }
+    }
+
+    #[test]
+    fn what_is_as_promised_is_not_found_wrong() {
+        let told =
+            "0 acquired 10 0 400\n0 step 10 100 500\n0 releases 10 200 0\n1 acquired 11 210 600\n1 lost 11 601 600";
+        assert_eq!(history(told, &[10, 10, 11]).wrong(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_check_finds_what_it_is_for() {
+        for (check, told, register) in [
+            ("C1", "0 acquired 10 0 400\n1 acquired 11 350 750", &[][..]),
+            ("C2", "0 acquired 10 0 400\n0 releases 10 20 0\n1 acquired 9 50 400", &[]),
+            ("C3", "0 acquired 10 0 400", &[10, 11, 10]),
+            ("C4", "0 acquired 10 0 400\n0 step 10 401 400", &[]),
+            ("C5", "0 acquired 10 0 400\n0 lost 10 500 400", &[]),
+            ("C6", "0 acquired 10 0 400\n0 releases 10 20 0\n1 acquired 11 600 900", &[]),
+        ] {
+            let wrong = history(told, register).wrong();
+            assert!(wrong.len() == 1 && wrong[0].starts_with(check), "{check}: {wrong:?}");
+        }
+    }
+}

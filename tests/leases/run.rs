@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::PathBuf,
-    process::{Child, Command},
+    process::Child,
     sync::{Arc, Mutex},
     thread,
     time::Duration,
@@ -13,43 +13,33 @@ use std::{
 use super::{
     broken::Variant,
     history::{Event, Fault, History},
-    proxy::{Mood, Proxy},
+    scenes::{Scene, signal},
     support::{other_process, server::Server},
     worker::{ASKED, TTL, monotonic},
 };
 
 /// What is done to workers and servers, in turn.
-#[derive(Clone, Copy)]
-pub(crate) struct Faults(&'static [&'static str]);
-
-impl Faults {
-    /// What is kept on the server is lost, and nothing else.
-    pub(crate) const FLUSHES: Self = Self(&["flush"]);
-    pub(crate) const PAUSES: Self = Self(&["pause"]);
-    pub(crate) const PAUSES_AND_CLOCK: Self = Self(&["step"]);
-    pub(crate) const STATE_LOST: Self = Self(&["flush", "kill", "pause"]);
-    pub(crate) const PROCESSES_AND_NETWORK: Self =
-        Self(&["kill", "pause", "cut", "drop", "freeze", "scripts", "delay", "clients"]);
-}
+pub(crate) type Faults = &'static [&'static str];
 
 const WORKERS: usize = 4;
+
+/// After so many faults nothing is done for a while, so that it shows whether all goes on.
+const IN_A_ROW: usize = 6;
 
 struct Worker {
     child: Child,
     number: usize,
 }
 
-/// Has workers hold a lock for so long, under faults; returns what they saw, and the server.
-pub(crate) fn run(variant: Variant, faults: Faults, long: Duration) -> (History, Server) {
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let (server, register) = (Server::start(), Server::start());
-    let proxy = runtime.block_on(Proxy::start(server.port()));
+/// Has workers hold a lock for so long, under faults; returns what they saw.
+pub(crate) fn run(scene: &mut dyn Scene, variant: Variant, faults: Faults, long: Duration) -> History {
+    let register = Server::start();
     let dir = tempfile::tempdir().expect("a folder");
     let steps = dir.path().join("steps");
     let events = Arc::new(Mutex::new(Vec::new()));
+    let address = scene.address();
     let start = |number: usize| {
-        let asked =
-            format!("redis://127.0.0.1:{} {} {variant:?} {} {number}", proxy.port(), register.url(), steps.display());
+        let asked = format!("{address} {} {variant:?} {} {number}", register.url(), steps.display());
         let mut child = other_process("worker", ASKED, &asked);
         let output = BufReader::new(child.stdout.take().expect("its output"));
         let events = Arc::clone(&events);
@@ -73,11 +63,16 @@ pub(crate) fn run(variant: Variant, faults: Faults, long: Duration) -> (History,
         chance % sides
     };
     thread::sleep(Duration::from_millis(300));
-    let (mut turn, mut stepped) = (0, 0);
-    while monotonic() < end {
+    let mut stepped = 0;
+    for turn in 0.. {
         thread::sleep(Duration::from_millis(30 + dice(250)));
-        let what = faults.0[turn % faults.0.len()];
-        turn += 1;
+        if turn % (IN_A_ROW + 1) == IN_A_ROW {
+            thread::sleep(QUIET);
+        }
+        if monotonic() >= end {
+            break;
+        }
+        let what = faults[turn % faults.len()];
         // Whoever holds, as often as not.
         let holder = {
             let events = events.lock().expect("no panic");
@@ -87,7 +82,7 @@ pub(crate) fn run(variant: Variant, faults: Faults, long: Duration) -> (History,
         let at = usize::try_from(dice(2 * WORKERS as u64)).expect("few");
         let at = if at < WORKERS { at } else { holder.unwrap_or(0) };
         let from = monotonic();
-        let long = Duration::from_millis(u64::try_from(TTL.as_millis()).expect("short") / 4 + dice(600));
+        let long = TTL / 4 + Duration::from_millis(dice(600));
         let mut of_worker = None;
         match what {
             "kill" => {
@@ -108,42 +103,26 @@ pub(crate) fn run(variant: Variant, faults: Faults, long: Duration) -> (History,
                 }
                 signal(workers[at].child.id(), "CONT");
             }
-            "freeze" => {
-                signal(server.pid(), "STOP");
-                thread::sleep(long);
-                signal(server.pid(), "CONT");
+            of_servers => {
+                if !scene.suffer(of_servers, long) {
+                    continue;
+                }
             }
-            "cut" => proxy.cut(),
-            "drop" => {
-                proxy.be(Mood::DropsReplies);
-                thread::sleep(long / 4);
-                proxy.be(Mood::Passes);
-                // What was swallowed is missing for good on these connections.
-                proxy.cut();
-            }
-            "delay" => {
-                proxy.delay(Duration::from_millis(20));
-                thread::sleep(long / 2);
-                proxy.delay(Duration::ZERO);
-            }
-            "scripts" => command(&server, &["SCRIPT", "FLUSH"]),
-            "clients" => command(&server, &["CLIENT", "KILL", "TYPE", "normal"]),
-            "flush" => command(&server, &["FLUSHALL"]),
-            other => unreachable!("{other}"),
         }
         done.push(Fault { what, worker: of_worker, from, until: monotonic() });
     }
-    thread::sleep(Duration::from_millis(200));
+    let end = monotonic();
     for worker in &mut workers {
         worker.child.kill().expect("killed");
         worker.child.wait().expect("ended");
     }
+    // What they have said last is read by then.
     thread::sleep(Duration::from_millis(200));
     let mut events = events.lock().expect("no panic").clone();
     events.sort_by_key(|event: &Event| event.at);
     let taken: Vec<u64> =
         redis::cmd("LRANGE").arg("register").arg(0).arg(-1).query(&mut register.admin()).expect("LRANGE");
-    (History { events, faults: done, register: taken }, server)
+    History { events, faults: done, register: taken, end }
 }
 
 fn read(worker: usize, line: &str) -> Option<Event> {
@@ -159,11 +138,5 @@ fn step(steps: &PathBuf, seconds: u64) {
     fs::rename(&new, steps).expect("a file");
 }
 
-fn signal(pid: u32, signal: &str) {
-    let sent = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
-    assert!(sent.expect("kill").success());
-}
-
-fn command(server: &Server, words: &[&str]) {
-    let _: redis::Value = redis::cmd(words[0]).arg(&words[1..]).query(&mut server.admin()).expect("a command of ours");
-}
+/// Longer than it may take until somebody holds after a fault.
+const QUIET: Duration = Duration::from_millis(1_400);

@@ -4,6 +4,7 @@ use std::{
     cell::Cell,
     env,
     io::Write,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,7 +15,7 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tollgate::{
     Redis,
-    lease::{Lease, LeaseStore, Lock},
+    lease::{Lease, LeaseStore, Lock, Redlock},
 };
 
 use super::broken::{Broken, Variant};
@@ -23,6 +24,9 @@ use super::broken::{Broken, Variant};
 pub(crate) const ASKED: &str = "TOLLGATE_LEASE_WORKER";
 
 pub(crate) const TTL: Duration = Duration::from_millis(400);
+
+/// How long a server of several does not count after its start.
+pub(crate) const MAX_LEASE: Duration = Duration::from_secs(1);
 
 pub(crate) fn monotonic() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -42,16 +46,11 @@ pub(crate) fn run_if_asked() {
     runtime.block_on(work(&asked));
 }
 
-/// Reads `lock-url register-url variant steps-file number`, and works until it is ended.
+/// Reads `lock-url[,url...] register-url variant steps-file number`, and works until it is ended.
 async fn work(asked: &str) {
     let words: Vec<&str> = asked.split(' ').collect();
     let [url, register, variant, steps, number] = words.as_slice() else { panic!("{asked}") };
-    let redis = Redis::open(url).expect("an address");
-    let variant = Variant::read(variant);
-    let store: Arc<dyn LeaseStore> = match variant {
-        Variant::Right => Arc::new(redis),
-        variant => Arc::new(Broken::new(redis, variant, steps.into())),
-    };
+    let store = store(url, Variant::read(variant), steps.as_ref()).await;
     let register = redis::Client::open(*register).expect("an address");
     let mut register = register.get_multiplexed_async_connection().await.expect("the register");
     let late = Arc::new(AtomicU64::new(0));
@@ -98,6 +97,19 @@ async fn work(asked: &str) {
         if (round + seed).is_multiple_of(5) {
             sleep(Duration::from_millis(3)).await;
         }
+    }
+}
+
+/// Opens one server, or as many as there are addresses; a cluster and sentinels have several in one.
+async fn store(url: &str, variant: Variant, steps: &Path) -> Arc<dyn LeaseStore> {
+    let open = |url: &str| Redis::open(url).expect("an address");
+    if url.matches("://").count() > 1 {
+        let redlock = Redlock::over(url.split(',').map(open).collect::<Vec<_>>()).max_lease(MAX_LEASE);
+        return Arc::new(redlock.build().await.expect("an odd number"));
+    }
+    match variant {
+        Variant::Right => Arc::new(open(url)),
+        variant => Arc::new(Broken::new(open(url), variant, steps.to_owned())),
     }
 }
 

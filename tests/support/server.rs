@@ -43,8 +43,8 @@ impl Server {
 
     /// Starts a server whose clock is read through libfaketime; `None` if that cannot be had.
     ///
-    /// Debian's server does not start under it, since its allocator asks for the time too early;
-    /// `TOLLGATE_CLOCK_SERVER` may name another one.
+    /// The C library comes before an allocator of the server's own, which may ask for the time before there is one.
+    /// `TOLLGATE_CLOCK_SERVER` may name another server.
     pub fn start_with_fake_clock() -> Option<(Self, FakeClock)> {
         let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib"]
             .iter()
@@ -54,8 +54,9 @@ impl Server {
         let path = dir.path().join("clock");
         write_shift(&path, 0);
         let file = path.display().to_string();
+        let libraries = format!("{library} libc.so.6");
         let vars = [
-            ("LD_PRELOAD", library.as_str()),
+            ("LD_PRELOAD", libraries.as_str()),
             ("FAKETIME_TIMESTAMP_FILE", file.as_str()),
             ("FAKETIME_NO_CACHE", "1"),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
