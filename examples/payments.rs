@@ -40,8 +40,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(url) => Arc::new(Redis::open(url)?),
         None => Arc::new(Memory::new()),
     };
-    // Whose key it is: without an `Authorization` field all are the anonymous one.
-    let once = IdempotencyLayer::new(&store, header("authorization")).draft();
+    // Whose key it is: without an `Authorization` field all are the anonymous one. When a process dies, its payments are known
+    // to have broken off within five seconds.
+    let once = IdempotencyLayer::new(&store, header("authorization")).draft().lease(Duration::from_secs(5));
     let app = Router::new()
         .route("/payments", post(pay))
         .layer(once.clone())

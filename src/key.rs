@@ -255,6 +255,13 @@ impl Secrets {
         Self { keyed: Some(Hmac::new_from_slice(key).expect("HMAC takes keys of any length")), leave: true }
     }
 
+    /// Keys hashes by a secret; one that is empty is none.
+    pub(crate) fn key_by(&mut self, secret: &[u8]) {
+        if !secret.is_empty() {
+            *self = Self::keyed(secret);
+        }
+    }
+
     pub(crate) fn is_keyed(&self) -> bool {
         self.keyed.is_some()
     }
@@ -267,7 +274,7 @@ impl Secrets {
             static WARNED: Once = Once::new();
             WARNED.call_once(|| {
                 tracing::warn!(
-                    "secrets are kept in the store as unkeyed hashes, which can be guessed; set Limiter::key_secret; see \
+                    "secrets are kept in the store as unkeyed hashes, which can be guessed; set `key_secret`; see \
                      https://docs.rs/tollgate/latest/tollgate/warnings/#unkeyed-secrets"
                 );
             });

@@ -175,9 +175,7 @@ impl Limiter {
     /// limiter is made. Without one, or with an empty one, the hash is unkeyed.
     #[must_use]
     pub fn key_secret(mut self, secret: impl AsRef<[u8]>) -> Self {
-        if !secret.as_ref().is_empty() {
-            self.secrets = Arc::new(Secrets::keyed(secret.as_ref()));
-        }
+        Arc::make_mut(&mut self.secrets).key_by(secret.as_ref());
         self
     }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::Full;
 use tollgate::{
-    Limiter, Memory, PeerAddr, Quota, RateLimitLayer, Rule,
+    ConcurrencyLimitLayer, IdempotencyLayer, Limiter, Memory, PeerAddr, Quota, RateLimitLayer, Redis, Rule,
     layer::{client_ip, extension, global, header as by_header},
 };
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -167,4 +167,32 @@ async fn two_rules_of_one_name_in_nested_layers() {
         service.clone().oneshot(Sent::default()).await.expect("an answer");
     }
     assert_told("name-twice", "WARN", &["`same`"]);
+}
+
+#[tokio::test]
+async fn secrets_that_leave_the_process_as_plain_hashes() {
+    LazyLock::force(&LOG);
+    let (memory, redis) = (Memory::new(), Redis::open("redis://127.0.0.1:1").expect("an address"));
+    // What is told is told before the store is asked, which is not there.
+    let ask = async |layer: IdempotencyLayer| {
+        let mut request = Request::post("/").body(Full::<Bytes>::default()).expect("a request");
+        request.headers_mut().insert("idempotency-key", HeaderValue::from_static("\"k\""));
+        request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer x"));
+        let inner = service_fn(async |_| Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())));
+        layer.layer(inner).oneshot(request).await.expect("an answer");
+    };
+    ask(IdempotencyLayer::new(&memory, by_header("authorization"))).await;
+    ask(IdempotencyLayer::new(&redis, global())).await;
+    ask(IdempotencyLayer::new(&redis, by_header("authorization")).key_secret("pepper")).await;
+    let count = ConcurrencyLimitLayer::new(&memory, "work", 1).by(by_header("authorization"));
+    let inner = service_fn(async |_: Sent| Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())));
+    let mut request = Sent::default();
+    request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer x"));
+    count.layer(inner).oneshot(request).await.expect("an answer");
+    assert_eq!(told("unkeyed-secrets"), [""; 0]);
+    for _ in 0..2 {
+        // An empty one, as from a variable that is not set, is none.
+        ask(IdempotencyLayer::new(&redis, by_header("authorization")).key_secret("")).await;
+    }
+    assert_told("unkeyed-secrets", "WARN", &["`key_secret`"]);
 }

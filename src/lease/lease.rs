@@ -22,6 +22,8 @@ pub(super) struct Held {
     pub(super) id: LeaseId,
     pub(super) terms: Terms,
     pub(super) fences: Vec<Fence>,
+    /// How many permits were left beside this one, if it is one.
+    pub(super) free: u32,
     pub(super) hold: Hold,
 }
 

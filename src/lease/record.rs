@@ -35,6 +35,11 @@ pub trait RecordStore: fmt::Debug + Send + Sync + 'static {
         Reply::ready(Ok(Watch::by_asking()))
     }
 
+    /// Returns true if more than this process can read what is kept.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// Returns the clock by which attempts count their time.
     fn clock(&self) -> Clock {
         Clock::default()
@@ -155,6 +160,10 @@ macro_rules! store_behind {
 
             fn watch(&self, name: &Key) -> Reply<Watch> {
                 (**self).watch(name)
+            }
+
+            fn is_shared(&self) -> bool {
+                (**self).is_shared()
             }
 
             fn clock(&self) -> Clock {

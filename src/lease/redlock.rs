@@ -277,7 +277,8 @@ impl Redlock {
                     let count = failure.map_or(0, |(count, _)| count) + 1;
                     failure = Some((count, error));
                 }
-                None => break,
+                // No node is asked for permits.
+                None | Some((_, Ok(Acquired::Permit { .. }))) => break,
             }
         }
         if held.len() >= self.quorum() && self.raise_on_majority(&id, &terms, &held, &fences).await {
@@ -547,6 +548,10 @@ impl LeaseStore for Redlock {
             )));
         }
         Ok(())
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn keeper(&self) -> &Keeper {

@@ -128,6 +128,11 @@ impl Semaphore {
 pub struct Permit(Guard);
 
 impl Permit {
+    /// Returns how many more permits there were when this one was acquired.
+    pub fn free(&self) -> u32 {
+        self.0.held().free
+    }
+
     /// Gives the permit back, and waits until the store knows it.
     ///
     /// # Errors

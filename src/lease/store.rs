@@ -62,6 +62,11 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Returns true if more than this process can read what is kept.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// Returns what holders and waiters of this process share; the same for all clones of a store.
     fn keeper(&self) -> &Keeper;
 
@@ -134,10 +139,15 @@ impl Terms {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Acquired {
-    /// The lease is held, under a fence for each name; a permit has none.
+    /// The lease is held, under a fence for each name.
     Held {
         /// In the order of the names.
         fences: Vec<Fence>,
+    },
+    /// A permit is held.
+    Permit {
+        /// How many more there are.
+        free: u32,
     },
     /// Somebody else holds a name, or comes first.
     Taken {
@@ -209,6 +219,10 @@ macro_rules! store_behind {
 
             fn supports_ttl(&self, ttl: Duration) -> Result<(), Error> {
                 (**self).supports_ttl(ttl)
+            }
+
+            fn is_shared(&self) -> bool {
+                (**self).is_shared()
             }
 
             fn keeper(&self) -> &Keeper {

@@ -129,21 +129,21 @@ impl<'a> Attempt<'a> {
     /// Takes what the store answered to a call that was sent at `sent`.
     fn take(&mut self, answer: Acquired, sent: Duration) -> Result<Result<Lease, (Duration, usize)>, Error> {
         let Request { store, terms, max_hold, share, .. } = self.request;
-        match answer {
-            Acquired::Held { fences } => {
-                let hold = Hold::new(store.clock(), sent, terms.ttl, *max_hold);
-                if hold.left().is_err() {
-                    return Err(Error::store("the answer came when the lease had ended"));
-                }
-                self.cleanup.set_needed(false);
-                let (store, id, terms) = (Arc::clone(store), self.id.clone(), terms.clone());
-                Ok(Ok(Lease(Arc::new(Held { store, id, terms, fences, hold }))))
-            }
+        let (fences, free) = match answer {
+            Acquired::Held { fences } => (fences, 0),
+            Acquired::Permit { free } => (Vec::new(), free),
             Acquired::Taken { left, name } => {
                 self.cleanup.set_needed(matches!(share, Share::InTurn(_)));
-                Ok(Err((left, name)))
+                return Ok(Err((left, name)));
             }
+        };
+        let hold = Hold::new(store.clock(), sent, terms.ttl, *max_hold);
+        if hold.left().is_err() {
+            return Err(Error::store("the answer came when the lease had ended"));
         }
+        self.cleanup.set_needed(false);
+        let (store, id, terms) = (Arc::clone(store), self.id.clone(), terms.clone());
+        Ok(Ok(Lease(Arc::new(Held { store, id, terms, fences, free, hold }))))
     }
 
     /// Asks, and waits as long as it is told, until it holds.

@@ -93,6 +93,10 @@ impl Leases {
             let fence = name.take(id.token(), terms, now, kind == Kind::Lease);
             fences.extend(fence);
         }
+        if let (Share::OneOf(most), [key, ..]) = (id.share(), id.names()) {
+            let held = table.names.get(&(*key, kind)).map_or(0, |name| name.holders.len());
+            return Ok(Acquired::Permit { free: most.get().saturating_sub(u32::try_from(held).unwrap_or(u32::MAX)) });
+        }
         Ok(Acquired::Held { fences })
     }
 

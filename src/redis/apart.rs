@@ -26,6 +26,8 @@ pub(super) fn acquire(redis: Redis, id: &LeaseId, terms: &Terms) -> Reply<Acquir
         for name in 0..id.names().len() {
             match redis.acquire(&part(&id, name), &terms).await? {
                 Acquired::Held { mut fences } => all.append(&mut fences),
+                // A permit has one name.
+                Acquired::Permit { .. } => {}
                 Acquired::Taken { left, .. } => {
                     redis.release(&id).await?;
                     return Ok(Acquired::Taken { left, name });

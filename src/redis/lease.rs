@@ -181,6 +181,10 @@ impl LeaseStore for Redis {
         })
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn keeper(&self) -> &Keeper {
         self.connections.keeper()
     }
@@ -213,7 +217,7 @@ fn acquired(reply: &Value, is_permit: bool) -> Result<Acquired, Error> {
             left: Duration::from_millis(*left),
             name: usize::try_from(*name).map_err(|_| unreadable())?,
         }),
-        [1] if is_permit => Ok(Acquired::Held { fences: Vec::new() }),
+        [1, free] if is_permit => Ok(Acquired::Permit { free: u32::try_from(*free).map_err(|_| unreadable())? }),
         fences => Ok(Acquired::Held { fences: fences.iter().copied().map(Fence::from).collect() }),
     }
 }

@@ -83,6 +83,10 @@ impl RecordStore for Redis {
             wake::watch(connection, connections.names(), &name).await
         })
     }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
 }
 
 fn begun(reply: Value) -> Result<Begun, Error> {

@@ -239,12 +239,12 @@ def ask(port, source, headers):
     return status
 
 
-# As in docs/clients.md.
+# As in docs/proxies.md.
 NGINX = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
 NGINX_ONE = "proxy_set_header X-Real-IP $remote_addr;"
 HAPROXY = "option forwardfor"
 HAPROXY_FORWARDED = "http-request set-header Forwarded for=%[src]"
-DOCS = (ROOT / "docs/clients.md").read_text()
+DOCS = (ROOT / "docs/proxies.md").read_text()
 PROXIES = [
     ("nginx", NGINX, 'client_ip = { trust = ["127.0.0.1"] }'),
     ("nginx", NGINX, "client_ip = { hops = 1 }"),
@@ -336,7 +336,7 @@ def proxies():
             finally:
                 process.terminate()
                 process.wait()
-            fine = check(line in DOCS, f"{line} is not in docs/clients.md")
+            fine = check(line in DOCS, f"{line} is not in docs/proxies.md")
             fine += check(one == [200] * 3 + [429] * 3 and other == [200], f"{kind}, {line}, {ours}: {one}, {other}")
             print(f"| {kind} | `{line}` | `{ours}` | {one} | {other}{fine} |")
 

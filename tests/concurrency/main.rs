@@ -5,6 +5,7 @@ mod holding;
 mod refusing;
 #[path = "../support/mod.rs"]
 mod support;
+mod uploads;
 
 use std::{
     net::SocketAddr,

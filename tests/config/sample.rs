@@ -1,16 +1,13 @@
 //! The example of a whole file, served by the example server as it is.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    net::SocketAddr,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{ffi::OsStr, fs, time::Duration};
 
 use tollgate::{Config, config::Format};
 
-use crate::support::http::{get, send};
+use crate::support::{
+    example::Example,
+    http::{get, send},
+};
 
 /// As the documentation of the design has it, but for the port of a server that is there.
 const SAMPLE: &str = r#"
@@ -47,33 +44,6 @@ charge    = "always"
   quota = "1000/min"
 "#;
 
-/// The example server, ended by handle.
-struct Example(Child, SocketAddr);
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts `examples/axum.rs`, which `cargo test` has built beside this test; `None` if it was not built.
-fn example(config: &std::path::Path) -> Option<Example> {
-    let program = std::env::current_exe().ok()?.parent()?.parent()?.join("examples/axum");
-    let mut child = Command::new(program)
-        .args(["--listen", "127.0.0.1:0", "--config"])
-        .arg(config)
-        .env("TOLLGATE_KEY_SECRET", "pepper")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.take()?).read_line(&mut line).ok()?;
-    let address = line.trim().strip_prefix("listening on http://")?.parse().ok()?;
-    Some(Example(child, address))
-}
-
 #[tokio::test]
 async fn the_example_server_serves_the_sample_and_follows_it() {
     let server = crate::support::server::Server::start();
@@ -81,18 +51,17 @@ async fn the_example_server_serves_the_sample_and_follows_it() {
     let file = folder.path().join("tollgate.toml");
     let text = SAMPLE.replace("redis://127.0.0.1:6379", &server.url());
     fs::write(&file, &text).expect("written");
-    // `cargo test` builds it; `cargo test --test config` alone does not.
-    let Some(example) = example(&file) else { return eprintln!("skipped: the example `axum` is not built") };
-    let answer = get(example.1, "/api/x").await;
+    let Some(example) = Example::start("axum", [OsStr::new("--config"), file.as_os_str()]) else { return };
+    let answer = get(example.address, "/api/x").await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.text("ratelimit-policy"), Some(r#""per-ip";q=100;w=60"#));
     assert!(answer.text("ratelimit").expect("the field").starts_with(r#""per-ip";r=19;"#));
-    assert_eq!(get(example.1, "/api/health").await.text("ratelimit"), None);
+    assert_eq!(get(example.address, "/api/health").await.text("ratelimit"), None);
     let request = http::Request::get("/api/x").body(axum::body::Body::empty()).expect("a request");
-    assert_eq!(send(example.1, None, request).await.status, 200);
+    assert_eq!(send(example.address, None, request).await.status, 200);
     fs::write(&file, text.replace("burst     = 20", "burst     = 2")).expect("written");
     for _ in 0..500 {
-        if get(example.1, "/api/x").await.status == 429 {
+        if get(example.address, "/api/x").await.status == 429 {
             return;
         }
         // The file is followed by the real clock.

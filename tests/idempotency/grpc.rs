@@ -157,3 +157,100 @@ async fn a_request_is_one_message() {
     let served = work_with(address, &fields, "\0\0\0\0\u{1}a").await;
     assert_eq!((served.status, count.get()), (StatusCode::CREATED, 1));
 }
+
+/// Calls a method that answers by gRPC-Web with this body, twice or with another message.
+struct Web {
+    address: SocketAddr,
+    content_type: &'static str,
+    count: Count,
+}
+
+impl Web {
+    async fn start(layer: IdempotencyLayer, content_type: &'static str, frames: Vec<Vec<u8>>) -> Self {
+        let count = Count::default();
+        let (counted, body) =
+            (count.clone(), frames.iter().map(|frame| encoded(content_type, frame)).collect::<String>());
+        let body = if content_type.contains("text") { body.into_bytes() } else { frames.concat() };
+        let answer = move || {
+            counted.more();
+            let body = body.clone();
+            async move { ([("content-type", content_type)], body) }
+        };
+        let layer = layer.grpc_methods(["/shop.Payments/Pay"]);
+        let app = Router::new().route("/shop.Payments/Pay", post(answer)).layer(layer);
+        Self { address: serve(app).await, content_type, count }
+    }
+
+    async fn call(&self, key: &str, message: &[u8]) -> Answer {
+        let body = if self.content_type.contains("text") {
+            encoded(self.content_type, message).into()
+        } else {
+            message.to_vec()
+        };
+        let request = Request::post("/shop.Payments/Pay")
+            .header("idempotency-key", format!("\"{key}\""))
+            .header("content-type", self.content_type)
+            .body(Body::from(body));
+        send(self.address, None, request.expect("a request")).await
+    }
+}
+
+fn encoded(content_type: &str, frame: &[u8]) -> String {
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    if content_type.contains("text") { STANDARD.encode(frame) } else { String::new() }
+}
+
+fn message(text: &str) -> Vec<u8> {
+    [&[0, 0, 0, 0, u8::try_from(text.len()).expect("short")], text.as_bytes()].concat()
+}
+
+fn trailers(status: u8) -> Vec<u8> {
+    let mut frame = message(&format!("grpc-status: {status}\r\ngrpc-message: as told\r\n"));
+    frame[0] = 0x80;
+    frame
+}
+
+#[tokio::test]
+async fn a_call_by_grpc_web_is_executed_once_unless_its_trailers_say_that_nothing_was_done() {
+    for stage in stages() {
+        for content_type in ["application/grpc-web+proto", "application/grpc-web-text+proto"] {
+            for (frames, executions) in [
+                (vec![message("paid"), trailers(0)], 1),
+                (vec![trailers(5)], 1),
+                (vec![message("half"), trailers(13)], 1),
+                (vec![message("half"), trailers(14)], 2),
+                (vec![trailers(8)], 2),
+            ] {
+                let web = Web::start(stage.layer(), content_type, frames).await;
+                let key = format!("{content_type} {executions} {:?}", web.address);
+                let (first, again) = (web.call(&key, &message("7")).await, web.call(&key, &message("7")).await);
+                assert_eq!((first.status, &first.body), (StatusCode::OK, &again.body));
+                assert_eq!(again.text("content-type"), Some(content_type));
+                assert_eq!(replayed(&again), executions == 1);
+                assert_eq!(web.count.get(), executions, "{key}");
+                let other = web.call(&key, &message("8")).await;
+                if executions == 1 {
+                    assert_eq!(
+                        (other.text("grpc-status"), other.text("content-type")),
+                        (Some("9"), Some(content_type))
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn by_grpc_web_too_a_call_is_one_message_and_so_is_what_is_kept() {
+    for content_type in ["application/grpc-web", "application/grpc-web-text"] {
+        let two = vec![message("one"), message("two"), trailers(0)];
+        let web = Web::start(stages()[0].layer(), content_type, two).await;
+        for body in [&[message("a"), message("b")].concat()[..], &[0, 0], &[]] {
+            assert_eq!(web.call("k", body).await.text("grpc-status"), Some("3"), "{body:?}");
+        }
+        assert_eq!(web.count.get(), 0);
+        assert_eq!(web.call("k", &message("a")).await.status, StatusCode::OK);
+        assert_eq!(web.call("k", &message("a")).await.text("grpc-status"), Some("9"), "not retained");
+        assert_eq!(web.count.get(), 1);
+    }
+}

@@ -6,6 +6,7 @@ mod crash;
 mod grpc;
 mod once;
 mod order;
+mod payments;
 mod responses;
 #[path = "../support/mod.rs"]
 mod support;

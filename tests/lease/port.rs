@@ -26,6 +26,7 @@ fn terms(ttl: u64) -> Terms {
 async fn take(store: &Arc<dyn LeaseStore>, id: &LeaseId, ttl: u64) -> Option<Vec<Fence>> {
     match store.acquire(id, &terms(ttl)).await.expect("an answer") {
         Acquired::Held { fences } => Some(fences),
+        Acquired::Permit { .. } => Some(Vec::new()),
         _ => None,
     }
 }
@@ -202,10 +203,16 @@ async fn so_many_permits_are_held_and_no_more() {
     for stage in stages() {
         let share = Share::OneOf(NonZeroU32::new(3).expect("three"));
         let holders = [(); 3].map(|()| id("x", share));
-        for (holder, ttl) in holders.iter().zip([5_000, 300, 4_000]) {
-            assert_eq!(take(&stage.store, holder, ttl).await, Some(Vec::new()), "a permit has no fence");
-            assert!(take(&stage.store, holder, ttl).await.is_some(), "repeated");
+        for ((holder, ttl), free) in holders.iter().zip([5_000, 300, 4_000]).zip([2, 1, 0]) {
+            for _repeated in [false, true] {
+                let answer = stage.store.acquire(holder, &terms(ttl)).await.expect("an answer");
+                assert_eq!(answer, Acquired::Permit { free });
+            }
         }
+        // Who says another number goes by that.
+        let fewer = LeaseId::new([Key::from("x")], Share::OneOf(NonZeroU32::MIN), holders[0].token());
+        let answer = stage.store.acquire(&fewer, &terms(5_000)).await.expect("an answer");
+        assert_eq!(answer, Acquired::Permit { free: 0 });
         let fourth = id("x", share);
         let told = left(&stage.store, &fourth).await;
         assert!(told <= ms(300), "the first that ends: {told:?}");

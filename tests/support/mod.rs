@@ -3,6 +3,7 @@
 
 pub mod certificates;
 pub mod cluster;
+pub mod example;
 pub mod http;
 pub mod sentinels;
 pub mod server;

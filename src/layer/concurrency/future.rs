@@ -37,7 +37,7 @@ pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
         Acquiring { acquiring: Option<Box<Acquiring<S, B>>> },
-        Calling { #[pin] future: F, permit: Option<Held>, shared: Option<Arc<Shared>> },
+        Calling { #[pin] future: F, permit: Option<Held>, free: Option<u32>, shared: Option<Arc<Shared>> },
         Refused { response: Option<Response<RefusalBody>> },
     }
 }
@@ -59,7 +59,7 @@ where
     }
 
     pub(super) fn unlimited(future: S::Future) -> Self {
-        Self { state: State::Calling { future, permit: None, shared: None } }
+        Self { state: State::Calling { future, permit: None, free: None, shared: None } }
     }
 
     pub(super) fn refused(response: Response<RefusalBody>) -> Self {
@@ -84,6 +84,7 @@ where
                         *acquiring.take().expect("a permit comes once");
                     match permit {
                         Ok(permit) => {
+                            let free = permit.as_ref().map(Permit::free);
                             let permit = permit.map(RequestPermit::new);
                             if let Some(permit) = &permit {
                                 request.extensions_mut().insert(permit.clone());
@@ -91,6 +92,7 @@ where
                             State::Calling {
                                 future: inner.call(request),
                                 permit: Some(Held(permit)),
+                                free,
                                 shared: Some(shared),
                             }
                         }
@@ -100,7 +102,7 @@ where
                         }
                     }
                 }
-                StateProj::Calling { future, permit, shared } => {
+                StateProj::Calling { future, permit, free, shared } => {
                     let mut response = ready!(future.poll(cx))?;
                     let mut permit = permit.take().unwrap_or(Held(None));
                     if let Some(shared) = shared.take() {
@@ -109,7 +111,7 @@ where
                             warn_if_untaken(&permit);
                             permit.give_back();
                         } else if !status.is_redirection() {
-                            shared.write_fields(response.headers_mut(), false);
+                            shared.write_fields(response.headers_mut(), *free);
                         }
                     }
                     return Poll::Ready(Ok(response.map(|body| ResponseBody::inner(PermitBody::new(body, permit)))));

@@ -88,7 +88,7 @@ impl ConcurrencyLimitLayer {
             name: name.into(),
             most,
             key: Arc::new(global()),
-            secrets: Secrets::unkeyed_for(true),
+            secrets: Secrets::unkeyed_for(store.is_shared()),
             ttl: TTL,
             wait: Duration::ZERO,
             most_waiting: 0,
@@ -151,7 +151,7 @@ impl ConcurrencyLimitLayer {
     /// Hashes keys that may be secrets with a secret, the same in all processes; see
     /// [`Limiter::key_secret`](crate::Limiter::key_secret).
     pub fn key_secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|shared| shared.secrets = Secrets::keyed(secret.as_ref()))
+        self.with(|shared| shared.secrets.key_by(secret.as_ref()))
     }
 
     fn with(self, change: impl FnOnce(&mut Shared)) -> Self {
@@ -246,14 +246,14 @@ impl Shared {
             headers.insert("grpc-retry-pushback-ms", HeaderValue::from(ms));
         }
         if matches!(refused, Refused::Full) {
-            self.write_fields(headers, true);
+            self.write_fields(headers, Some(0));
         }
         response
     }
 
-    /// Tells the limit, and that nothing is left of it if so; how many are free is not known otherwise.
-    pub(super) fn write_fields(&self, headers: &mut HeaderMap, is_full: bool) {
-        write_concurrency(headers, &self.name, self.most, is_full);
+    /// Tells the limit, and how much of it was left, if that is known.
+    pub(super) fn write_fields(&self, headers: &mut HeaderMap, free: Option<u32>) {
+        write_concurrency(headers, &self.name, self.most, free);
     }
 }
 

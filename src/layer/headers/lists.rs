@@ -60,9 +60,9 @@ pub(super) fn states(outcomes: &[Outcome], partitions: Option<&[PartitionKey]>) 
     })
 }
 
-/// Tells of a limit of requests at a time: how many there may be, and that there is room for none if it is full (section
-/// 3.1.1 of the draft: the unit is `concurrent-requests`, and there is no window).
-pub(in crate::layer) fn write_concurrency(headers: &mut HeaderMap, name: &str, most: u32, is_full: bool) {
+/// Tells of a limit of requests at a time: how many there may be, and for how many more there was room, if that is known
+/// (section 3.1.1 of the draft: the unit is `concurrent-requests`, and there is no window).
+pub(in crate::layer) fn write_concurrency(headers: &mut HeaderMap, name: &str, most: u32, free: Option<u32>) {
     let policy = value(ITEM, |text| {
         text.string(name);
         text.raw(";q=");
@@ -70,15 +70,13 @@ pub(in crate::layer) fn write_concurrency(headers: &mut HeaderMap, name: &str, m
         text.raw(";qu=\"concurrent-requests\"");
     });
     write_beside(headers, RATE_LIMIT_POLICY, policy);
-    if is_full {
-        write_beside(
-            headers,
-            RATE_LIMIT,
-            value(ITEM, |text| {
-                text.string(name);
-                text.raw(";r=0");
-            }),
-        );
+    if let Some(free) = free {
+        let state = value(ITEM, |text| {
+            text.string(name);
+            text.raw(";r=");
+            text.integer(free.into());
+        });
+        write_beside(headers, RATE_LIMIT, state);
     }
 }
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use http::{HeaderValue, Response, StatusCode, header, request::Parts};
+use http::{HeaderValue, Request, Response, StatusCode, header, request::Parts};
 
 use super::record::Kept;
 use crate::layer::{
@@ -149,6 +149,18 @@ impl Refused {
         let (parts, body) = self.answer(request, described_by).into_parts();
         Kept { status: parts.status, headers: parts.headers, body: body.into(), trailers: None }
     }
+}
+
+/// Returns as much of a request as answers go by: what is left of it when it has gone on.
+pub(super) fn asked(request: &Parts) -> Parts {
+    let (mut asked, ()) = Request::new(()).into_parts();
+    asked.method = request.method.clone();
+    for name in [header::ACCEPT, header::CONTENT_TYPE] {
+        for line in request.headers.get_all(&name) {
+            asked.headers.append(&name, line.clone());
+        }
+    }
+    asked
 }
 
 // The statuses of gRPC that no other layer answers.

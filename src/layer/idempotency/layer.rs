@@ -84,7 +84,7 @@ impl IdempotencyLayer {
         let shared = Shared {
             store: Arc::new(store.clone()),
             scope: Arc::new(scope),
-            secrets: Secrets::UNKEYED,
+            secrets: Secrets::unkeyed_for(store.is_shared()),
             methods: vec![Method::POST, Method::PATCH],
             grpc_methods: Vec::new(),
             required: false,
@@ -241,7 +241,7 @@ impl IdempotencyLayer {
 
     /// Hashes keys and scopes with a secret, the same in all processes, so that nobody who reads the store can try out guesses.
     pub fn key_secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|shared| shared.secrets = Secrets::keyed(secret.as_ref()))
+        self.with(|shared| shared.secrets.key_by(secret.as_ref()))
     }
 
     /// Waits until all requests have been executed and stored whose clients may be gone, until `deadline` has passed at most.

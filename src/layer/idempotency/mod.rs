@@ -38,6 +38,7 @@
 
 mod answer;
 mod body;
+mod claim;
 mod future;
 mod key;
 mod layer;
@@ -45,6 +46,7 @@ mod print;
 mod record;
 mod service;
 mod tee;
+mod unary;
 mod work;
 
 use std::time::Duration;

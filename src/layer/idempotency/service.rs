@@ -14,15 +14,16 @@ use tracing::Instrument;
 
 use super::{
     RequestBody, ResponseFuture, TeedBody,
-    answer::Refused,
+    answer::{self, Refused},
     body::{BoxError, Whole},
     key,
     layer::Shared,
     print,
+    unary::is_one_message,
     work::Work,
 };
 use crate::{
-    key::{Key, KeyWriter},
+    key::{Key, KeyWriter, Secrets},
     layer::{RefusalBody, ResponseBody, grpc, key::NoKey, refuse, take_ready, warn},
 };
 
@@ -105,27 +106,22 @@ where
     R::Error: Into<BoxError>,
 {
     let described_by = shared.described_by.clone();
-    let answer =
+    let refuse =
         |refused: Refused, parts: &Parts| refused.answer(parts, described_by.as_deref()).map(ResponseBody::refusal);
     let whole = match read(body, shared.most_request, shared.read_timeout).await {
         Ok(whole) => whole,
-        Err(refused) => return Ok(answer(refused, &parts)),
+        Err(refused) => return Ok(refuse(refused, &parts)),
     };
     let is_grpc = grpc::content_type(&parts).is_some();
-    if is_grpc && !is_one_message(&parts, &whole.data) {
-        return Ok(answer(Refused::NotUnary, &parts));
+    if is_grpc && !is_one_message(&parts.headers, &whole.data) {
+        return Ok(refuse(Refused::NotUnary, &parts));
     }
-    // What is left of the request when it has gone on.
-    let asked = {
-        let (mut asked, ()) = Request::new(()).into_parts();
-        (asked.method, asked.headers) = (parts.method.clone(), parts.headers.clone());
-        asked
-    };
+    let asked = Arc::new(answer::asked(&parts));
     let print = shared.print(&parts, &whole.data);
     let at_work = shared.working.begin();
     let (reply, replied) = oneshot::channel();
     let request = Request::from_parts(parts, RequestBody::read(whole));
-    let work = Work { name, print, is_grpc, asked: asked.clone(), shared };
+    let work = Work { name, print, is_grpc, asked: Arc::clone(&asked), shared };
     tokio::spawn(
         async move {
             work.run(inner, request, reply).await;
@@ -134,7 +130,7 @@ where
         .in_current_span(),
     );
     // Without a reply the task was broken off, as when the runtime ends.
-    replied.await.unwrap_or_else(|_| Ok(answer(Refused::Failed, &asked)))
+    replied.await.unwrap_or_else(|_| Ok(refuse(Refused::Failed, &asked)))
 }
 
 impl Shared {
@@ -169,7 +165,9 @@ impl Shared {
             secret.extend((part.len() as u64).to_be_bytes());
             secret.extend_from_slice(part);
         }
-        let mut name = KeyWriter::new(&self.secrets);
+        // If that the hash is unkeyed matters, the scope has said so.
+        let secrets = if self.secrets.is_keyed() { &self.secrets } else { &Secrets::UNKEYED };
+        let mut name = KeyWriter::new(secrets);
         name.text("idempotency");
         name.secret(secret);
         Ok(Some(name.finish()))
@@ -197,13 +195,4 @@ async fn read<B: Body<Data = Bytes>>(body: B, most: usize, longest: Duration) ->
         Ok(Whole { data, trailers })
     };
     time::timeout(longest, all).await.unwrap_or(Err(Refused::TooSlow))
-}
-
-/// Returns true if a gRPC body is exactly one message: a byte of flags, its length, and as many bytes (gRPC over HTTP/2).
-///
-/// What gRPC-Web sends as text is left to the service.
-fn is_one_message(request: &Parts, data: &Bytes) -> bool {
-    let is_text = grpc::content_type(request)
-        .is_some_and(|kind| kind.as_bytes().to_ascii_lowercase().starts_with(b"application/grpc-web-text"));
-    is_text || super::work::message_end(data) == Some(data.len())
 }

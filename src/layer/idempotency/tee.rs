@@ -1,14 +1,15 @@
 use std::{future::poll_fn, mem, pin::Pin, task::Poll};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, response::Parts};
+use http::{HeaderMap, Response, StatusCode, header, response::Parts};
 use http_body::{Body, Frame};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::{
     TeedBody,
     body::{BoxError, Piece, Whole},
-    work::{Reply, is_streamed, message_end},
+    unary::has_second_message,
+    work::Reply,
 };
 use crate::layer::ResponseBody;
 
@@ -166,17 +167,14 @@ where
     }
 }
 
-/// Returns true if a gRPC body goes on after its first message, and not with the trailers of gRPC-Web.
-fn has_second_message(data: &[u8]) -> bool {
-    let after = message_end(data).and_then(|end| data.get(end));
-    // The text of gRPC-Web begins with a letter, which is no flag.
-    data.first().is_some_and(|flags| *flags <= 1) && after.is_some_and(|flags| flags & 0x80 == 0)
+fn respond<R, E>(parts: Parts, body: TeedBody<R>, reply: Reply<R, E>) {
+    let _ = reply.send(Ok(Response::from_parts(parts, ResponseBody::inner(body))));
 }
 
-fn respond<R, E>(
-    parts: Parts,
-    body: TeedBody<R>,
-    reply: oneshot::Sender<Result<Response<ResponseBody<TeedBody<R>>>, E>>,
-) {
-    let _ = reply.send(Ok(Response::from_parts(parts, ResponseBody::inner(body))));
+/// Returns true for responses that go on until one side has had enough.
+fn is_streamed(status: StatusCode, headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes()).to_ascii_lowercase();
+    status.is_informational()
+        || kind.starts_with(b"text/event-stream")
+        || kind.starts_with(b"multipart/x-mixed-replace")
 }
