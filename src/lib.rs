@@ -32,6 +32,7 @@
 //! | what happens on a bad day, and what to set | [`failure`] |
 //! | which client obeys what, and how to set up proxies | [`clients`] |
 //! | what a warning in the log means | [`warnings`] |
+//! | numbers and events for operators, feature `metrics` | `metrics` |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
 //! | so many requests at a time, in all processes together | [`layer::concurrency`], [`concurrency`] |
@@ -49,6 +50,7 @@
 //! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
 //! | `sentinel` | Redis behind Sentinel: `redis+sentinel://` | no |
 //! | `cluster` | Redis Cluster: `redis+cluster://` | no |
+//! | `metrics` | numbers for dashboards and alerts, by the `metrics` facade: `metrics` | no |
 //! | `config` | rules from a TOML, JSON or YAML file: `Config` | no |
 //! | `redis-connection` | `Redis::from_connection`, for a connection of yours by the `redis` crate 1 | no |
 //!
@@ -88,6 +90,10 @@ pub mod leases {}
 pub mod limit;
 mod limiter;
 mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+#[cfg(not(feature = "metrics"))]
+mod metrics;
 #[cfg(feature = "redis")]
 mod redis;
 mod shield;

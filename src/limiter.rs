@@ -1,5 +1,7 @@
 //! The limiter: a store inside its shields.
 
+mod observer;
+
 use std::{
     future::Future,
     num::NonZeroU32,
@@ -14,11 +16,13 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify, time};
 
+use self::observer::{Noted, Observer};
+
 use crate::{
     error::Error,
     key::{Key, Secrets},
     limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Pending, Policy, Settler, Store},
-    shield::{Allotment, DenyCache, Failover, Options, Tuning},
+    shield::{Allotment, DenyCache, Failover, Options, Tuning, Vitals},
 };
 
 /// Decides on requests by policies, and keeps the state of that in a store.
@@ -73,6 +77,7 @@ struct Gate {
     bare: Arc<dyn Store>,
     shielded: Shielded,
     tuning: Arc<Tuning>,
+    observer: Observer,
     names: Mutex<Vec<Name>>,
     settling: Arc<Settling>,
 }
@@ -332,11 +337,34 @@ impl Limiter {
     /// Decides into an empty decision, or returns what to wait for; makes no charge of it.
     #[inline]
     pub(crate) fn ask(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Ask> {
+        let ask = self.ask_store(demands, decision);
+        if self.gate.observer.is_on() { self.observed(demands, decision, ask) } else { ask }
+    }
+
+    /// Takes note of what was decided, now or when it is.
+    #[inline(never)]
+    fn observed(&self, demands: &[Demand<'_>], decision: &Decision, ask: Option<Ask>) -> Option<Ask> {
+        let Some(ask) = ask else {
+            self.gate.observer.decided(demands, decision, || self.gate.bare.keys());
+            return None;
+        };
+        Some(Ask { noted: Some(Box::new((Noted::of(demands), Arc::clone(&self.gate)))), ..ask })
+    }
+
+    /// Takes note of a decision that was made without asking.
+    pub(crate) fn note(&self, demands: &[Demand<'_>], decision: &Decision) {
+        if self.gate.observer.is_on() {
+            self.gate.observer.decided(demands, decision, || self.gate.bare.keys());
+        }
+    }
+
+    #[inline]
+    fn ask_store(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Ask> {
         let twins = |(i, demand): (usize, &Demand<'_>)| demands[..i].iter().any(|other| other.is_twin_of(demand));
         if demands.len() > 1 && demands.iter().enumerate().any(twins) {
             return self.ask_merged(demands, decision);
         }
-        self.gate.ask(demands, decision).map(|pending| Ask { pending, places: None })
+        self.gate.ask(demands, decision).map(|pending| Ask { pending, places: None, noted: None })
     }
 
     /// Counts demands for one policy and subject together, and tells each what was decided on their sum.
@@ -355,7 +383,7 @@ impl Limiter {
         if pending.is_none() {
             decision.spread(&places);
         }
-        pending.map(|pending| Ask { pending, places: Some(places) })
+        pending.map(|pending| Ask { pending, places: Some(places), noted: None })
     }
 
     pub(crate) fn charge(&self, demands: &[Demand<'_>], decision: &Decision) -> Charge {
@@ -406,6 +434,8 @@ pub(crate) struct Ask {
     pending: Pending<Decision>,
     /// Where the outcome of each demand is to be found, if demands were merged.
     places: Option<Vec<usize>>,
+    /// What was asked, and where that is taken note of, if somebody looks.
+    noted: Option<Box<(Noted, Arc<Gate>)>>,
 }
 
 impl Future for Ask {
@@ -416,6 +446,10 @@ impl Future for Ask {
         if let Some(places) = &self.places {
             decision.spread(places);
         }
+        if let Some(noted) = self.noted.take() {
+            let (noted, gate) = *noted;
+            gate.observer.decided_later(&noted, &decision, || gate.bare.keys());
+        }
         Poll::Ready(decision)
     }
 }
@@ -423,14 +457,22 @@ impl Future for Ask {
 impl Gate {
     fn new(bare: Arc<dyn Store>, options: Options) -> Self {
         let tuning = Arc::new(Tuning::new(options));
-        let failover = Failover::new(Arc::clone(&bare), Arc::clone(&tuning));
+        let vitals = Arc::<Vitals>::default();
+        let failover = Failover::new(Arc::clone(&bare), Arc::clone(&tuning), Arc::clone(&vitals));
         // A store in this process answers as fast as a cache or an allotment in front of it.
         let shielded = if bare.is_shared() {
-            Shielded::Shared(Allotment::new(Box::new(DenyCache::new(failover, Arc::clone(&tuning)))))
+            Shielded::Shared(Allotment::new(Box::new(DenyCache::new(failover, Arc::clone(&tuning), vitals))))
         } else {
             Shielded::Local(Box::new(failover))
         };
-        Self { bare, shielded, tuning, names: Mutex::default(), settling: Arc::default() }
+        Self {
+            bare,
+            shielded,
+            tuning,
+            observer: Observer::default(),
+            names: Mutex::default(),
+            settling: Arc::default(),
+        }
     }
 
     fn store(&self) -> &dyn Store {

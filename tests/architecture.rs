@@ -10,15 +10,16 @@ use std::{
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("key", &[]),
+    ("metrics", &[]),
     ("limit", &["error", "key"]),
-    ("lease", &["error", "key"]),
+    ("lease", &["error", "key", "metrics"]),
     ("memory", &["error", "key", "limit", "lease"]),
     ("redis", &["error", "key", "limit", "lease"]),
-    ("shield", &["error", "key", "limit", "memory"]),
-    ("limiter", &["error", "key", "limit", "shield", "memory"]),
-    ("layer", &["error", "key", "limiter", "limit", "lease", "memory"]),
-    ("config", &["error", "key", "layer", "limiter", "limit", "memory", "redis"]),
-    ("admin", &["error", "key", "limiter", "limit", "lease"]),
+    ("shield", &["error", "key", "metrics", "limit", "memory"]),
+    ("limiter", &["error", "key", "metrics", "limit", "shield", "memory"]),
+    ("layer", &["error", "key", "metrics", "limiter", "limit", "lease", "memory"]),
+    ("config", &["error", "key", "metrics", "layer", "limiter", "limit", "memory", "redis"]),
+    ("admin", &["error", "key", "metrics", "limiter", "limit", "lease"]),
 ];
 
 /// `layer` names `memory` for `per_client` alone.

@@ -17,7 +17,7 @@ use notify::{
 };
 
 use super::Config;
-use crate::{error::Error, layer::RateLimitLayer};
+use crate::{error::Error, layer::RateLimitLayer, metrics};
 
 impl RateLimitLayer {
     /// Follows the file of a configuration until the [`Watch`] is dropped.
@@ -184,13 +184,15 @@ impl Following {
         }
         self.seen = text;
         let file = self.path.display();
-        match self.reload() {
+        let reloaded = self.reload();
+        metrics::reload(reloaded.is_ok());
+        match reloaded {
             Ok(()) => {
-                tracing::info!(%file, "the rate limit configuration has changed");
+                tracing::info!(name: "reloaded", target: "tollgate::config", %file, "the rate limit configuration has changed");
                 self.counts.reloads.fetch_add(1, Ordering::Release);
             }
             Err(error) => {
-                tracing::error!(%file, "the changed rate limit configuration is refused, and nothing changes:\n{error}");
+                tracing::error!(name: "reload_refused", target: "tollgate::config", %file, "the changed rate limit configuration is refused, and nothing changes:\n{error}");
                 self.counts.refusals.fetch_add(1, Ordering::Release);
             }
         }

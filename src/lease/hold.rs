@@ -15,7 +15,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Clock, race::race};
-use crate::error::Error;
+use crate::{error::Error, metrics::LeaseMeter};
 
 /// Why a lease is held no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,10 +57,12 @@ pub(crate) struct Hold {
     changed: Notify,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct State {
     deadline: Duration,
     lost: Option<Lost>,
+    /// Counts it while it is held, if it is counted.
+    meter: Option<LeaseMeter>,
 }
 
 impl Hold {
@@ -68,7 +70,13 @@ impl Hold {
     pub(crate) fn new(clock: Clock, sent: Duration, ttl: Duration, max_hold: Option<Duration>) -> Self {
         let end = max_hold.map(|long| sent.saturating_add(long));
         let deadline = deadline(sent, ttl).min(end.unwrap_or(Duration::MAX));
-        Self { clock, end, state: Mutex::new(State { deadline, lost: None }), changed: Notify::new() }
+        Self { clock, end, state: Mutex::new(State { deadline, lost: None, meter: None }), changed: Notify::new() }
+    }
+
+    /// Counts it among the leases of its kind for as long as it is held.
+    pub(super) fn counted_as(self, kind: &'static str) -> Self {
+        self.lock().meter = Some(LeaseMeter::new(kind));
+        self
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -136,6 +144,12 @@ impl Hold {
 
     fn lose(&self, state: &mut State, lost: Lost) {
         state.lost = Some(lost);
+        if let Some(meter) = state.meter.take()
+            && lost != Lost::Released
+        {
+            meter.lost();
+            tracing::debug!(name: "lost", target: "tollgate::lease", %lost, "a lease is lost");
+        }
         self.changed.notify_waiters();
     }
 

@@ -205,7 +205,7 @@ impl Lock {
         for name in self.request.names.iter() {
             ended += self.request.store.force(name, self.request.share).await?;
         }
-        tracing::warn!(target: "tollgate::audit", ended, "leases were ended by force");
+        tracing::warn!(name: "leases_ended", target: "tollgate::audit", ended, "leases were ended by force");
         Ok(ended > 0)
     }
 

@@ -118,6 +118,16 @@ pub enum Share {
     OneOf(NonZeroU32),
 }
 
+impl Share {
+    /// Returns what operators call it.
+    pub(super) fn kind(self) -> &'static str {
+        match self {
+            Self::Whole | Self::InTurn(_) => "lock",
+            Self::OneOf(_) => "permit",
+        }
+    }
+}
+
 /// On what terms a lease is asked for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

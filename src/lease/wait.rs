@@ -16,7 +16,11 @@ use super::{
     race::{First, race},
     renew::{call_deadline, in_time},
 };
-use crate::{error::Error, key::Key};
+use crate::{
+    error::Error,
+    key::Key,
+    metrics::{self, WaitMeter},
+};
 
 /// What is asked for, each time anew.
 #[derive(Clone, Debug)]
@@ -65,6 +69,18 @@ impl Request {
     /// Waits until the lease is held, for so long at most.
     pub(super) async fn wait(&self, longest: Option<Duration>) -> Result<Lease, Error> {
         self.check()?;
+        let (kind, began, _waiting) = (self.share.kind(), self.store.clock().now(), WaitMeter::new(self.share.kind()));
+        let waited = self.wait_uncounted(longest).await;
+        let result = match &waited {
+            Ok(_) => "acquired",
+            Err(error) if error.is_wait_too_long() => "timed_out",
+            Err(_) => "failed",
+        };
+        metrics::lease_waited(kind, result, self.store.clock().now().saturating_sub(began));
+        waited
+    }
+
+    async fn wait_uncounted(&self, longest: Option<Duration>) -> Result<Lease, Error> {
         let mut attempt = Attempt::new(self)?;
         let mut place =
             (!matches!(self.share, Share::InTurn(_))).then(|| self.store.keeper().join(&attempt.id, &self.terms));
@@ -142,6 +158,7 @@ impl<'a> Attempt<'a> {
             return Err(Error::store("the answer came when the lease had ended"));
         }
         self.cleanup.set_needed(false);
+        let hold = hold.counted_as(share.kind());
         let (store, id, terms) = (Arc::clone(store), self.id.clone(), terms.clone());
         Ok(Ok(Lease(Arc::new(Held { store, id, terms, fences, free, hold }))))
     }

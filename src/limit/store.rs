@@ -49,6 +49,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns how many keys it keeps in this process, if it does: for operators. It may take its time.
+    fn keys(&self) -> Option<usize> {
+        None
+    }
+
+    /// Returns whether it is connected to where it keeps its state; `None` if there is no such thing, or nobody knows.
+    fn is_connected(&self) -> Option<bool> {
+        None
+    }
+
     /// Returns which parts of the store have to answer for these demands, a bit each.
     ///
     /// A part that fails is left alone for a while, and others are not. A store that fails as a whole, as most do, is
@@ -85,6 +95,14 @@ macro_rules! store_behind {
 
             fn is_shared(&self) -> bool {
                 (**self).is_shared()
+            }
+
+            fn keys(&self) -> Option<usize> {
+                (**self).keys()
+            }
+
+            fn is_connected(&self) -> Option<bool> {
+                (**self).is_connected()
             }
 
             fn parts(&self, demands: &[Demand<'_>]) -> u64 {

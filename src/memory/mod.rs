@@ -191,4 +191,8 @@ impl Store for Memory {
         self.table.block(policy, subject, ends, now);
         Answer::ready(Ok(()))
     }
+
+    fn keys(&self) -> Option<usize> {
+        Some(self.len())
+    }
 }

@@ -63,15 +63,13 @@ impl Breaker {
         }
     }
 
-    /// Takes note of an answer. Whoever got it, the store gives some.
-    pub(super) fn succeeded(&self) {
+    /// Takes note of an answer. Whoever got it, the store gives some. Returns true if that has closed it.
+    pub(super) fn succeeded(&self) -> bool {
         // Loads are cheap where stores are not: every request comes here.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
-        if self.gate.load(Ordering::Acquire) != CLOSED {
-            self.gate.store(CLOSED, Ordering::Release);
-        }
+        self.gate.load(Ordering::Acquire) != CLOSED && self.gate.swap(CLOSED, Ordering::AcqRel) != CLOSED
     }
 
     /// Takes note that the store was well for a while.
@@ -79,8 +77,9 @@ impl Breaker {
         self.openings.store(0, Ordering::Relaxed);
     }
 
-    /// Takes note of a failure, in which the store was `silent` until the deadline or answered an error.
-    pub(super) fn failed(&self, way: Way, silent: bool) {
+    /// Takes note of a failure, in which the store was `silent` until the deadline or answered an error. Returns true if
+    /// that has opened it.
+    pub(super) fn failed(&self, way: Way, silent: bool) -> bool {
         let from = match way {
             Way::Probe => PROBING,
             Way::Open => CLOSED,
@@ -94,15 +93,17 @@ impl Breaker {
         let long = silent || now.saturating_sub(self.row_began.load(Ordering::Relaxed)) >= micros(ROW);
         // Just after it was open, one is enough.
         if way == Way::Open && openings == 0 && (failures < FAILURES || !long) {
-            return;
+            return false;
         }
         let pause = FIRST_PAUSE.saturating_mul(1 << openings.min(16)).min(LONGEST_PAUSE);
         let at = now.saturating_add(micros(pause));
         // Else it has been opened or closed by another one.
-        if self.gate.compare_exchange(from, at, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        let changed = self.gate.compare_exchange(from, at, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if changed {
             self.failures.store(0, Ordering::Relaxed);
             self.openings.store(openings.saturating_add(1), Ordering::Relaxed);
         }
+        changed && from == CLOSED
     }
 
     /// Takes note that a request has gone away without an answer: the next one may find out.
@@ -147,7 +148,7 @@ mod tests {
 
     fn opened() -> Breaker {
         let breaker = Breaker::new();
-        (0..FAILURES).for_each(|_| breaker.failed(Way::Open, true));
+        (0..FAILURES).for_each(|failure| assert_eq!(breaker.failed(Way::Open, true), failure == FAILURES - 1));
         breaker
     }
 
@@ -155,7 +156,7 @@ mod tests {
     async fn only_failures_in_a_row_open_it() {
         let breaker = Breaker::new();
         for _ in 0..10 {
-            (1..FAILURES).for_each(|_| breaker.failed(Way::Open, true));
+            (1..FAILURES).for_each(|_| _ = breaker.failed(Way::Open, true));
             breaker.succeeded();
         }
         assert_eq!(breaker.enter(), Some(Way::Open));
@@ -166,7 +167,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn errors_that_come_together_do_not() {
         let breaker = Breaker::new();
-        (0..1_000).for_each(|_| breaker.failed(Way::Open, false));
+        (0..1_000).for_each(|_| _ = breaker.failed(Way::Open, false));
         assert!(!breaker.is_open());
         wait(ROW).await;
         breaker.failed(Way::Open, false);

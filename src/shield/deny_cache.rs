@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::{
     print::{Print, Printer},
     tuning::Tuning,
+    vitals::Vitals,
 };
 use crate::{
     key::Key,
@@ -35,6 +36,7 @@ struct Recent {
     /// Made by the first refusal.
     sets: OnceLock<Box<[Mutex<Set>]>>,
     tuning: Arc<Tuning>,
+    vitals: Arc<Vitals>,
 }
 
 /// Who asked, at what cost, and how often their place had been cleared then.
@@ -63,8 +65,8 @@ struct Seen {
 }
 
 impl<S: Store> DenyCache<S> {
-    pub(crate) fn new(store: S, tuning: Arc<Tuning>) -> Self {
-        let memory = Recent { printer: Printer::default(), sets: OnceLock::new(), tuning };
+    pub(crate) fn new(store: S, tuning: Arc<Tuning>, vitals: Arc<Vitals>) -> Self {
+        let memory = Recent { printer: Printer::default(), sets: OnceLock::new(), tuning, vitals };
         Self { store, memory: Arc::new(memory) }
     }
 }
@@ -96,6 +98,7 @@ impl<S: Store> Store for DenyCache<S> {
 
     fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
         if self.memory.decide(demands, decision) {
+            self.memory.vitals.deny_cache_hit();
             return true;
         }
         let decided = self.store.decide_now(demands, decision);

@@ -8,11 +8,15 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::{runtime::Handle, time};
+use tokio::{
+    runtime::Handle,
+    time::{self, Instant},
+};
 
 use super::{
     parts::{Parts, Visitors},
     tuning::Tuning,
+    vitals::Vitals,
 };
 use crate::{
     error::Error,
@@ -33,14 +37,15 @@ pub(crate) struct Failover<S> {
 #[derive(Debug)]
 struct BadDay {
     parts: Parts,
+    vitals: Arc<Vitals>,
     tuning: Arc<Tuning>,
     /// Decides instead, and follows what the store answers until then. Made when first needed.
     memory: OnceLock<Memory>,
 }
 
 impl<S: Store> Failover<S> {
-    pub(crate) fn new(store: S, tuning: Arc<Tuning>) -> Self {
-        let bad_day = BadDay { parts: Parts::new(), tuning, memory: OnceLock::new() };
+    pub(crate) fn new(store: S, tuning: Arc<Tuning>, vitals: Arc<Vitals>) -> Self {
+        let bad_day = BadDay { parts: Parts::new(Arc::clone(&vitals)), vitals, tuning, memory: OnceLock::new() };
         Self { store, bad_day: Arc::new(bad_day) }
     }
 }
@@ -53,7 +58,7 @@ impl<S: Store> Store for Failover<S> {
             bad_day.decide(demands, &mut decision);
             return Answer::ready(Ok(decision));
         };
-        let visit = Visit { bad_day: Arc::clone(bad_day), visitors: Some(visitors) };
+        let visit = Visit { bad_day: Arc::clone(bad_day), visitors: Some(visitors), began: Vitals::begin() };
         let pending = match self.store.decide(demands).now() {
             Ok(answered) => {
                 let (mut decision, failed) = match answered {
@@ -120,6 +125,7 @@ impl<S: Store> Store for Failover<S> {
 struct Visit {
     bad_day: Arc<BadDay>,
     visitors: Option<Visitors>,
+    began: Option<Instant>,
 }
 
 impl Visit {
@@ -135,6 +141,7 @@ impl Visit {
     ) {
         let bad_day = &self.bad_day;
         let visitors = self.visitors.take().expect("a visit ends once");
+        bad_day.vitals.called(self.began, failed.as_ref());
         let Some(error) = failed else {
             bad_day.parts.succeeded(visitors);
             return bad_day.follow(demands, decision);

@@ -7,10 +7,12 @@ mod failover;
 mod parts;
 mod print;
 mod tuning;
+mod vitals;
 
 pub(crate) use self::{
     allotment::Allotment,
     deny_cache::DenyCache,
     failover::Failover,
     tuning::{Options, Tuning},
+    vitals::Vitals,
 };

@@ -1,6 +1,6 @@
 use std::{
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -8,7 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::breaker::{Breaker, Way};
+use super::{
+    breaker::{Breaker, Way},
+    vitals::Vitals,
+};
 use crate::error::Error;
 
 /// The parts of a store, each of which fails and is left alone by itself. A set of them is a bit each.
@@ -17,6 +20,7 @@ pub(super) struct Parts {
     first: Part,
     /// Made when one of them is first needed: most stores are one part.
     others: OnceLock<Box<[Part]>>,
+    vitals: Arc<Vitals>,
 }
 
 #[derive(Debug)]
@@ -44,8 +48,8 @@ struct Health {
 }
 
 impl Parts {
-    pub(super) fn new() -> Self {
-        Self { first: Part::new(), others: OnceLock::new() }
+    pub(super) fn new(vitals: Arc<Vitals>) -> Self {
+        Self { first: Part::new(), others: OnceLock::new(), vitals }
     }
 
     /// Returns true if no request may go to all of these parts now.
@@ -73,7 +77,9 @@ impl Parts {
     pub(super) fn succeeded(&self, visitors: Visitors) {
         for part in each(visitors.parts) {
             let part = self.at(part);
-            part.breaker.succeeded();
+            if part.breaker.succeeded() {
+                self.vitals.breaker_closed();
+            }
             if part.health.answered() {
                 part.breaker.recovered();
             }
@@ -89,7 +95,9 @@ impl Parts {
         for part in each(guilty) {
             let way = if visitors.probed & part == 0 { Way::Open } else { Way::Probe };
             let part = self.at(part);
-            part.breaker.failed(way, error.is_timeout());
+            if part.breaker.failed(way, error.is_timeout()) {
+                self.vitals.breaker_opened();
+            }
             part.health.failed(error);
         }
         self.abandoned(Visitors { probed: visitors.probed & !guilty, ..visitors });
@@ -137,7 +145,7 @@ impl Health {
         let long_ago = failed.is_some_and(|failed| failed.elapsed() >= WELL_AFTER);
         let well = long_ago && self.failing.swap(false, Ordering::Relaxed);
         if well {
-            tracing::info!("the rate limit store answers again");
+            tracing::info!(name: "answering", target: "tollgate::store", "the rate limit store answers again");
         }
         well
     }
@@ -146,7 +154,7 @@ impl Health {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.failing.swap(true, Ordering::Relaxed) {
             let source = std::error::Error::source(error).map(tracing::field::display);
-            tracing::warn!(%error, source, "the rate limit store cannot answer; policies decide by their on_error");
+            tracing::warn!(name: "failing", target: "tollgate::store", %error, source, "the rate limit store cannot answer; policies decide by their on_error");
         }
         *failed = Some(Instant::now());
     }
@@ -165,7 +173,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_part_that_fails_takes_nothing_from_the_others() {
-        let parts = Parts::new();
+        let parts = Parts::new(Arc::default());
         for _ in 0..5 {
             // The second is to blame each time.
             let visitors = parts.enter(0b110).expect("it is well");
@@ -187,7 +195,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_nobody_is_to_blame_for_is_the_fault_of_all() {
-        let parts = Parts::new();
+        let parts = Parts::new(Arc::default());
         for _ in 0..5 {
             let visitors = parts.enter(0b11).expect("it is well");
             parts.failed(visitors, 0, &silence());

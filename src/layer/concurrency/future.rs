@@ -82,6 +82,7 @@ where
                     let permit = ready!(asked.as_mut().poll(cx));
                     let Acquiring { mut inner, mut request, shared, .. } =
                         *acquiring.take().expect("a permit comes once");
+                    shared.count(&permit);
                     match permit {
                         Ok(permit) => {
                             let free = permit.as_ref().map(Permit::free);

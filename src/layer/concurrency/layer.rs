@@ -21,6 +21,7 @@ use crate::{
         text::seconds_up,
     },
     lease::{LeaseStore, Permit, Semaphore},
+    metrics,
 };
 
 /// Lets so many requests at a time be served for each key; see the [module](super) for an example.
@@ -200,6 +201,17 @@ impl Shared {
             }
             Err(error) => Err(Refused::Unavailable(error)),
         }
+    }
+
+    /// Counts what became of a request, for operators.
+    pub(super) fn count(&self, permit: &Result<Option<Permit>, Refused>) {
+        let outcome = match permit {
+            Ok(Some(_)) => "admitted",
+            Ok(None) => "unchecked",
+            Err(Refused::Full) => "refused",
+            Err(Refused::Unavailable(_)) => "unavailable",
+        };
+        metrics::concurrency(&self.name, outcome);
     }
 
     /// Takes a place among those who wait, if there is one.

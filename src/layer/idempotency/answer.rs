@@ -3,10 +3,13 @@ use std::time::Duration;
 use http::{HeaderValue, Request, Response, StatusCode, header, request::Parts};
 
 use super::record::Kept;
-use crate::layer::{
-    RefusalBody, grpc,
-    refuse::{Problem, problem},
-    text::seconds_up,
+use crate::{
+    layer::{
+        RefusalBody, grpc,
+        refuse::{Problem, problem},
+        text::seconds_up,
+    },
+    metrics,
 };
 
 /// What the layer answers by itself.
@@ -30,6 +33,11 @@ pub(super) enum Refused {
 impl Refused {
     /// Answers a request; what is told of is described at `described_by`, or else in this crate's documentation.
     pub(super) fn answer(self, request: &Parts, described_by: Option<&str>) -> Response<RefusalBody> {
+        metrics::idempotency(self.what().2);
+        self.uncounted(request, described_by)
+    }
+
+    fn uncounted(self, request: &Parts, described_by: Option<&str>) -> Response<RefusalBody> {
         let (status, code, anchor, title) = self.what();
         let detail = self.detail();
         let kind = described_by.map_or_else(|| format!("{DOCS}#{anchor}"), str::to_owned);
@@ -146,7 +154,7 @@ impl Refused {
 
     /// Returns an answer as it is stored, for all who come with the key.
     pub(super) fn kept(self, request: &Parts, described_by: Option<&str>) -> Kept {
-        let (parts, body) = self.answer(request, described_by).into_parts();
+        let (parts, body) = self.uncounted(request, described_by).into_parts();
         Kept { status: parts.status, headers: parts.headers, body: body.into(), trailers: None }
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     layer::ResponseBody,
     lease::{Begin, Begun, Fence, Hold, Lost, OnUnknown, Token, renew},
     limit::Charge,
+    metrics,
 };
 
 /// A request that has been read, and how it is known.
@@ -58,6 +59,7 @@ impl Work {
         };
         let refused = match begun {
             Ok((Begun::Started { attempt, fence }, sent)) => {
+                metrics::idempotency("executed");
                 let token = token.expect("who has begun has a token");
                 return self.attempt(inner, request, reply, token, (attempt, fence), sent).await;
             }
@@ -69,6 +71,7 @@ impl Work {
             Ok((Begun::Running { left, .. }, _)) => Refused::InFlight(left),
             Ok((Begun::Done { outcome, .. }, _)) => match Record::from_bytes(outcome) {
                 Some(Record::Kept(kept)) => {
+                    metrics::idempotency("replayed");
                     if self.shared.give_back
                         && let Some(charge) = request.extensions().get::<Charge>()
                     {
@@ -152,6 +155,7 @@ impl Work {
     {
         tracing::warn!(%error, "an idempotency key cannot be checked");
         if self.shared.fail_open {
+            metrics::idempotency("unchecked");
             // A panic ends this task, and the client is told that.
             let called = call(inner, request).await;
             let _ = reply.send(called.map(|response| response.map(|body| ResponseBody::inner(TeedBody::inner(body)))));

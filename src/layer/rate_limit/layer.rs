@@ -509,7 +509,7 @@ struct Wanted {
 
 async fn look_up(shared: Arc<Shared>, mut wanted: Vec<Wanted>) -> (Decision, Noted) {
     let (started, deadline) = (Instant::now(), shared.limiter.deadline_of_calls());
-    let mut left_out = Vec::new();
+    let (mut left_out, mut deny) = (Vec::new(), false);
     for (place, wanted) in wanted.iter_mut().enumerate() {
         let Some(rule) = wanted.rule.map(|rule| &shared.rules[rule]) else { continue };
         let Some(quota_by) = &rule.quota_by else { continue };
@@ -517,7 +517,10 @@ async fn look_up(shared: Arc<Shared>, mut wanted: Vec<Wanted>) -> (Decision, Not
         match (found.and_then(|quota| rule.with_quota(quota)), rule.policy.on_error_choice()) {
             (Some(policy), _) => wanted.policy = policy,
             (None, OnError::Local) => {}
-            (None, OnError::Deny) if !wanted.shadow => return (Decision::without_store(false), Noted::default()),
+            (None, OnError::Deny) if !wanted.shadow => {
+                deny = true;
+                break;
+            }
             (None, _) => left_out.push(place),
         }
     }
@@ -530,6 +533,11 @@ async fn look_up(shared: Arc<Shared>, mut wanted: Vec<Wanted>) -> (Decision, Not
                 if wanted.may_recall { demand } else { demand.anew() }
             })
             .collect();
+        if deny {
+            decision = Decision::without_store(false);
+            shared.limiter.note(&demands, &decision);
+            return (decision, Noted::default());
+        }
         let ask = if demands.is_empty() { None } else { shared.limiter.ask(&demands, &mut decision) };
         (ask, Noted::of(&demands, &shared))
     };
