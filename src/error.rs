@@ -6,6 +6,13 @@ use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration}
 ///
 /// A refusal is never an error: it is a [`Decision`](crate::limit::Decision). The type is opaque so that
 /// causes can be added without breaking anybody; ask its predicates, or print it.
+///
+/// ```
+/// use tollgate::Quota;
+///
+/// let error = "100/minit".parse::<Quota>().expect_err("no such unit");
+/// assert!(error.is_invalid() && !error.is_transient());
+/// ```
 #[derive(Clone)]
 pub struct Error {
     kind: Kind,

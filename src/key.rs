@@ -275,7 +275,7 @@ impl Secrets {
             WARNED.call_once(|| {
                 tracing::warn!(
                     "secrets are kept in the store as unkeyed hashes, which can be guessed; set `key_secret`; see \
-                     https://docs.rs/tollgate/latest/tollgate/warnings/#unkeyed-secrets"
+                     https://docs.rs/tollgate/latest/tollgate/guide/warnings/#unkeyed-secrets"
                 );
             });
         }

@@ -19,26 +19,28 @@
 //! `Redis` in one round trip, however many rules there are. A request that passes goes on, and its response tells
 //! the client where it stands; one that does not is answered with HTTP 429 or gRPC status 8, and the time after
 //! which it will pass. When the store cannot answer in time, each rule's [`OnError`] decides: by default this process,
-//! by its share of the quota. Nobody is told that a client was at fault for the outage; [`failure`] has it fault by
-//! fault.
+//! by its share of the quota. Nobody is told that a client was at fault for the outage; [`guide::failure`] has it fault
+//! by fault.
 //!
 //! # Where to look
 //!
 //! | for | see |
 //! |---|---|
+//! | the manual, page by page | [`guide`] |
+//! | a limited service in five minutes | [`guide::start`] |
 //! | axum, tonic, hyper: layers, rules, keys, fields | [`layer`] |
 //! | limits without HTTP | [`Limiter`] |
-//! | rules from a file that may change, feature `config` | `config` |
-//! | what happens on a bad day, and what to set | [`failure`] |
-//! | which client obeys what, and how to set up proxies | [`clients`] |
-//! | what a warning in the log means | [`warnings`] |
+//! | rules from a file that may change, feature `config` | [`guide::configuration`] |
+//! | what happens on a bad day, and what to set | [`guide::failure`] |
+//! | which client obeys what, and how to set up proxies | [`guide::clients`], [`guide::proxies`] |
+//! | what a warning in the log means | [`guide::warnings`] |
 //! | numbers and events for operators, feature `metrics` | `metrics` |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
-//! | so many requests at a time, in all processes together | [`layer::concurrency`], [`concurrency`] |
-//! | requests that are executed once, by `Idempotency-Key` | [`layer::idempotency`], [`idempotency`] |
-//! | locks, semaphores and what else decides who acts | [`lease`], [`leases`] |
-//! | tests of your own, with a clock that you move | [`Memory::manual`] |
+//! | so many requests at a time, in all processes together | [`layer::concurrency`], [`guide::concurrency`] |
+//! | requests that are executed once, by `Idempotency-Key` | [`layer::idempotency`], [`guide::idempotency`] |
+//! | locks, semaphores and what else decides who acts | [`lease`], [`guide::leases`] |
+//! | tests of your own, with a clock that you move | [`Memory::manual`], [`guide::testing`] |
 //!
 //! # Features
 //!
@@ -67,26 +69,10 @@ mod agreement;
 pub mod config;
 mod error;
 #[cfg(doc)]
-#[doc = include_str!("../docs/failure.md")]
-pub mod failure {}
-#[cfg(doc)]
-#[doc = include_str!("../docs/clients.md")]
-pub mod clients {}
-#[cfg(doc)]
-#[doc = include_str!("../docs/concurrency.md")]
-pub mod concurrency {}
-#[cfg(doc)]
-#[doc = include_str!("../docs/idempotency.md")]
-pub mod idempotency {}
-#[cfg(doc)]
-#[doc = include_str!("../docs/warnings.md")]
-pub mod warnings {}
+pub mod guide;
 mod key;
 pub mod layer;
 pub mod lease;
-#[cfg(doc)]
-#[doc = include_str!("../docs/leases.md")]
-pub mod leases {}
 pub mod limit;
 mod limiter;
 mod memory;

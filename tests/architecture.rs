@@ -20,6 +20,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("layer", &["error", "key", "metrics", "limiter", "limit", "lease", "memory"]),
     ("config", &["error", "key", "metrics", "layer", "limiter", "limit", "memory", "redis"]),
     ("admin", &["error", "key", "metrics", "limiter", "limit", "lease"]),
+    ("guide", &[]),
 ];
 
 /// `layer` names `memory` for `per_client` alone.

@@ -21,6 +21,15 @@ use crate::{
 /// Rules and all that belongs to them, read from a file; see the [module](crate::config).
 ///
 /// What is in it has been checked: only names that the file leaves to the service are looked up later.
+///
+/// ```
+/// use tollgate::{Config, RateLimitLayer, config::Format};
+///
+/// let config = Config::parse("rule: [{ name: per-ip, quota: 100/min }]", Format::Yaml)?;
+/// let layer = RateLimitLayer::from_config(&config)?;
+/// # let _ = layer;
+/// # Ok::<(), tollgate::Error>(())
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Config {

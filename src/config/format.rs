@@ -10,6 +10,13 @@ use super::{
 };
 
 /// The language of a configuration file.
+///
+/// ```
+/// use tollgate::config::Format;
+///
+/// assert_eq!(Format::of("limits.toml"), Some(Format::Toml));
+/// assert_eq!(Format::of("limits.txt"), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {

@@ -17,8 +17,8 @@
 //! # Ok::<(), tollgate::Error>(())
 //! ```
 //!
-//! [`keys_and_changes`] has every key, and tells what happens when the file changes while the service runs. What is wrong in a file is told with its line and column, and what to write
-//! instead; all of it at once:
+//! [The manual](crate::guide::configuration) has every key, and tells what happens when the file changes while the service
+//! runs. What is wrong in a file is told with its line and column, and what to write instead; all of it at once:
 //!
 //! ```
 //! use tollgate::config::{Config, Format};
@@ -28,10 +28,6 @@
 //! assert!(told.contains("config:1:24: the rule has no `qota`"), "{told}");
 //! assert!(told.contains("did you mean `quota`?"), "{told}");
 //! ```
-
-#[cfg(doc)]
-#[doc = include_str!("../../docs/configuration.md")]
-pub mod keys_and_changes {}
 
 mod build;
 mod draft;

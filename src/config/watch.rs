@@ -25,7 +25,7 @@ impl RateLimitLayer {
     /// A changed file is read after 100 ms of quiet, also when it was replaced, or is reached through a symbolic link
     /// that now leads elsewhere. If all is well in it, it takes effect at once in all clones of this layer and the
     /// services they made; requests under way are decided by what was there when they came. Counts are kept, as
-    /// [`keys_and_changes`](crate::config::keys_and_changes) says; rules and options set in the code stay. If something is wrong in it, nothing
+    /// [the manual](crate::guide::configuration) says; rules and options set in the code stay. If something is wrong in it, nothing
     /// changes, and the log says what, once.
     ///
     /// Watch the layer that is used: one made of it by a later `rule` or option is another one.

@@ -16,6 +16,13 @@ pub struct Cookie {
 ///
 /// Names are told apart by case. A cookie that is there twice counts as missing, since it could not be told which one
 /// the application goes by; such a request is not skipped, or doubling a cookie would be a way around the limit.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::cookie};
+///
+/// let by_session = Rule::new("session", Quota::per_minute(100)).by(cookie("session").or_skip());
+/// # let _ = by_session;
+/// ```
 pub fn cookie(name: impl Into<String>) -> Cookie {
     Cookie { name: name.into(), secret: true, missing: Missing::default() }
 }

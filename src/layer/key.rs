@@ -149,6 +149,13 @@ pub(super) use missing_setters;
 pub struct Global;
 
 /// Counts all requests together.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::global};
+///
+/// let all = Rule::new("all", Quota::per_second(2_000)).by(global()).reduced_capacity();
+/// # let _ = all;
+/// ```
 pub const fn global() -> Global {
     Global
 }
@@ -185,6 +192,14 @@ pub struct Header {
 /// # Panics
 ///
 /// If `name` is no header name. Use [`Header::new`] for names from outside.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::header};
+///
+/// let by_key = Rule::new("key", Quota::per_minute(100)).by(header("x-api-key").or_reject());
+/// let by_region = Rule::new("region", Quota::per_second(500)).by(header("x-region"));
+/// # let _ = (by_key, by_region);
+/// ```
 pub fn header(name: &str) -> Header {
     match name.parse() {
         Ok(name) => Header::new(name),
@@ -246,6 +261,13 @@ fn is_secret(name: &HeaderName) -> bool {
 pub struct Method;
 
 /// Counts for each HTTP method.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::{client_ip, method}};
+///
+/// let by_method = Rule::new("method", Quota::per_minute(100)).by((client_ip(), method()));
+/// # let _ = by_method;
+/// ```
 pub const fn method() -> Method {
     Method
 }
@@ -264,6 +286,13 @@ pub struct Path;
 /// Counts for each path that is asked for, without the query, the same for all its spellings.
 ///
 /// Clients can ask for any number of paths; `matched_path` knows only those that are routed.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::{client_ip, path}};
+///
+/// let by_page = Rule::new("page", Quota::per_minute(20)).by((client_ip(), path()));
+/// # let _ = by_page;
+/// ```
 pub const fn path() -> Path {
     Path
 }
@@ -286,6 +315,13 @@ pub struct MatchedPath {
 /// Counts for each route of an axum router, such as `/users/{id}`.
 ///
 /// The router knows the route only in layers added by `route_layer` or `layer` to that router itself.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::{client_ip, matched_path}};
+///
+/// let by_route = Rule::new("route", Quota::per_minute(20)).by((client_ip(), matched_path()));
+/// # let _ = by_route;
+/// ```
 #[cfg(feature = "axum")]
 pub const fn matched_path() -> MatchedPath {
     MatchedPath { missing: Missing::Shared }
@@ -315,6 +351,13 @@ pub struct GrpcService {
 }
 
 /// Counts for each gRPC service, such as `grpc.health.v1.Health`.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::grpc_service};
+///
+/// let by_service = Rule::new("service", Quota::per_second(500)).by(grpc_service().or_skip());
+/// # let _ = by_service;
+/// ```
 pub const fn grpc_service() -> GrpcService {
     GrpcService { missing: Missing::Shared }
 }
@@ -341,6 +384,13 @@ pub struct GrpcMethod {
 }
 
 /// Counts for each gRPC method with its service, such as `grpc.health.v1.Health/Check`.
+///
+/// ```
+/// use tollgate::{Quota, Rule, layer::{client_ip, grpc_method}};
+///
+/// let by_call = Rule::new("call", Quota::per_second(5)).by((client_ip(), grpc_method()));
+/// # let _ = by_call;
+/// ```
 pub const fn grpc_method() -> GrpcMethod {
     GrpcMethod { missing: Missing::Shared }
 }

@@ -49,7 +49,7 @@ pub(super) static CORS_INSIDE: Warning = Warning::new("cors-inside");
 pub(super) static NAME_TWICE: Warning = Warning::new("name-twice");
 pub(super) static UPGRADE_WITHOUT_PERMIT: Warning = Warning::new("upgrade-without-permit");
 
-const DOCS: &str = "https://docs.rs/tollgate/latest/tollgate/warnings/";
+const DOCS: &str = "https://docs.rs/tollgate/latest/tollgate/guide/warnings/";
 
 /// Chooses what to look at where looking costs something: the first requests of each thread, then one in many.
 pub(super) fn is_sampled() -> bool {

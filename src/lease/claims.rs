@@ -202,6 +202,21 @@ impl Claims {
 /// A job that this worker works on. It is renewed for as long as this lives.
 ///
 /// Dropped without an answer, as by a worker that dies, the job comes back when its claim has ended.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Memory, lease::Claims};
+///
+/// let jobs = Claims::new(&Memory::new(), "mails");
+/// jobs.push(b"to: user 42").await?;
+/// let claim = jobs.claim().await?;
+/// assert_eq!((claim.payload(), claim.attempt()), (&b"to: user 42"[..], 1));
+/// claim.ack().await?;
+/// assert!(jobs.try_claim().await?.is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "a claim that is dropped comes back later, and counts as an attempt"]
 pub struct Claim {
     store: Arc<dyn QueueStore>,

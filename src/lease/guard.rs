@@ -16,6 +16,19 @@ use crate::error::Error;
 /// It may be moved to other tasks and threads. Dropping it releases in the background and never blocks; where no runtime
 /// is left to do it, the lease ends by itself. The renewal runs on the runtime that was current at the acquire: when
 /// that ends, the lease is lost at its deadline.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Memory, lease::{Lock, Released}};
+///
+/// let lock = Lock::new(&Memory::new(), "order:7");
+/// let guard = lock.acquire().await?;
+/// assert!(guard.is_held() && lock.try_acquire().await?.is_none());
+/// assert_eq!(guard.release().await?, Released::Released);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "a guard that is dropped gives the lease up at once"]
 pub struct Guard {
     lease: Lease,

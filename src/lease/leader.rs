@@ -244,6 +244,20 @@ impl Drop for Works {
 }
 
 /// The time for which a process leads. Dropping it gives it up.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Memory, lease::Leader};
+///
+/// let leader = Leader::new(&Memory::new(), "scheduler");
+/// let term = leader.campaign().await?;
+/// assert!(leader.is_leader() && term.fence().is_some());
+/// term.resign().await?;
+/// assert!(!leader.is_leader());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a term that is dropped is given up at once"]
 pub struct Term {

@@ -13,6 +13,21 @@ use crate::{error::Error, key::Key};
 ///
 /// It says nothing but what this process knows by itself. It does not keep the lease: that is what the guard, term or
 /// permit does that it comes from.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Memory, lease::Lock};
+///
+/// let guard = Lock::new(&Memory::new(), "order:7").ttl(Duration::from_secs(10)).acquire().await?;
+/// let lease = guard.lease();
+/// assert!(lease.is_held() && lease.remaining() > Duration::from_secs(9));
+/// guard.release().await?;
+/// assert!(lease.check().is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Lease(pub(super) Arc<Held>);
 

@@ -2,7 +2,7 @@
 //!
 //! [`Lock`], [`Semaphore`] and [`Leader`] stand on a [`LeaseStore`], which [`Redlock`] is too; [`Once`] and [`Tickets`] on a
 //! [`RecordStore`]; [`Claims`] on a [`QueueStore`]. [`Memory`](crate::Memory) and `Redis` are all three. What each promises,
-//! and what it does not, is told in [`leases`](crate::leases).
+//! and what it does not, is told in [the manual](crate::guide::leases).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

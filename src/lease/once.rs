@@ -76,6 +76,22 @@ impl Ran {
 }
 
 /// What a body returns that did nothing at all, so that another attempt can do no harm.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Memory, lease::{NotStarted, Once, Ran}};
+///
+/// let mails = Once::new(&Memory::new(), "welcome", Duration::from_secs(3_600));
+/// // The address book was not to be had, so nothing was sent, and the next one may try.
+/// let first = mails.run("user:42", async |_| Err(NotStarted)).await?;
+/// assert_eq!(first, Ran::NotStarted);
+/// let second = mails.run("user:42", async |_| Ok(b"sent".to_vec())).await?;
+/// assert_eq!(second.outcome(), Some(&b"sent"[..]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotStarted;
 

@@ -49,6 +49,14 @@ pub trait QueueStore: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A job to be added.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::lease::NewJob;
+///
+/// let job = NewJob::new("invoice:7", "the text").priority(9).delay(Duration::from_secs(60));
+/// assert_eq!(job.id, "invoice:7");
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NewJob {

@@ -9,6 +9,23 @@ use crate::key::Key;
 /// carries the token of an attempt, so it may be asked again.
 ///
 /// A reply does not borrow: a store takes what it needs before it returns.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Key, Memory, lease::{Begin, Begun, RecordStore, Token}};
+///
+/// let (store, name) = (Memory::new(), Key::from("welcome:42"));
+/// let (lease, retain) = (Duration::from_secs(10), Duration::from_secs(3_600));
+/// let ours = Begin::new(Token::random()?, lease, retain);
+/// assert!(matches!(store.begin(&name, &ours).await?, Begun::Started { attempt: 1, .. }));
+/// assert!(store.complete(&name, ours.token, b"sent", retain).await?);
+/// let theirs = Begin::new(Token::random()?, lease, retain);
+/// assert!(matches!(store.begin(&name, &theirs).await?, Begun::Done { .. }));
+/// # Ok(())
+/// # }
+/// ```
 pub trait RecordStore: fmt::Debug + Send + Sync + 'static {
     /// Begins an attempt, or tells how things stand.
     ///

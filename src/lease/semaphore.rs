@@ -123,6 +123,20 @@ impl Semaphore {
 /// Holds one permit of a [`Semaphore`], and renews it, until it is dropped or released.
 ///
 /// A permit has no fence: those who hold at the same time have no order.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Memory, lease::Semaphore};
+///
+/// let exports = Semaphore::new(&Memory::new(), "exports", 3)?;
+/// let (one, two) = (exports.acquire().await?, exports.acquire().await?);
+/// assert_eq!((one.free(), two.free()), (2, 1));
+/// one.release().await?;
+/// # drop(two);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a permit that is dropped is given back at once"]
 pub struct Permit(Guard);

@@ -10,6 +10,24 @@ use crate::{error::Error, key::Key};
 /// token returns the first fence, and a release only ever deletes its own.
 ///
 /// A reply does not borrow: a store takes what it needs before it returns.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Key, Memory, lease::{Acquired, LeaseId, LeaseStore, Share, Terms, Token}};
+///
+/// // Whoever writes a lock of his own asks it like this.
+/// let store = Memory::new();
+/// let (ours, theirs) = (Token::random()?, Token::random()?);
+/// let id = |token| LeaseId::new([Key::from("order:7")], Share::Whole, token);
+/// let terms = Terms::new(Duration::from_secs(10), "host 1");
+/// assert!(matches!(store.acquire(&id(ours), &terms).await?, Acquired::Held { .. }));
+/// assert!(matches!(store.acquire(&id(theirs), &terms).await?, Acquired::Taken { .. }));
+/// assert!(store.release(&id(ours)).await?);
+/// # Ok(())
+/// # }
+/// ```
 pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// Takes all names of a lease, or none, for `terms.ttl`.
     ///

@@ -3,6 +3,15 @@ use std::fmt;
 use crate::error::Error;
 
 /// Tells one holder from all others: 128 random bits, made anew for each attempt to hold something.
+///
+/// ```
+/// use tollgate::lease::Token;
+///
+/// let token = Token::random()?;
+/// assert_eq!(token.to_string().len(), 32);
+/// assert_ne!(token, Token::random()?);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
@@ -55,6 +64,22 @@ impl fmt::Debug for Token {
 /// same for as long as the lease is held. Hand it to the resource with each write, which refuses what comes under a
 /// lesser fence than it has seen ([`FenceGate`](super::FenceGate) does that in process). Fences of different names have
 /// nothing to do with each other.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Memory, lease::Lock};
+///
+/// let lock = Lock::new(&Memory::new(), "order:7");
+/// let first = lock.acquire().await?;
+/// let (former, _) = (first.fence(), first.release().await?);
+/// let second = lock.acquire().await?;
+/// assert!(second.fence() > former);
+/// let column: Option<u64> = second.fence().map(u64::from);
+/// # let _ = column;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub struct Fence(u64);

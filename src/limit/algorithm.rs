@@ -4,6 +4,14 @@ use super::{
 };
 
 /// How a policy counts.
+///
+/// ```
+/// use tollgate::{Policy, Quota, limit::Algorithm};
+///
+/// let policy = Policy::new("api", Quota::per_minute(100), Algorithm::SlidingWindow)?;
+/// assert_eq!(policy.algorithm().name(), "sliding-window");
+/// # Ok::<(), tollgate::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {

@@ -195,6 +195,21 @@ impl Decision {
 ///
 /// Worked: `10/s` in a fixed window with 6 used, cost 3. It passes: `remaining` is 1, and `passes_in` is the
 /// time to the window's end, since another 3 would not fit.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Limiter, Memory, Policy, Quota};
+///
+/// static API: Policy = Policy::fixed_window("api", Quota::per_minute(3));
+/// let decision = Limiter::new(Memory::new()).check(&API, "user:42").await;
+/// let outcome = &decision.outcomes()[0];
+/// assert_eq!((outcome.policy(), outcome.remaining()), ("api", 2));
+/// assert!(outcome.full_in() <= Duration::from_secs(60));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     name: Name,

@@ -41,6 +41,13 @@ pub struct Policy {
 ///
 /// Where the policies of one call differ, `Deny` outweighs `Local`, which outweighs `Allow`: beside a `Deny` the call
 /// is unavailable, and beside a `Local` an `Allow` counts nothing and lets `Local` decide.
+///
+/// ```
+/// use tollgate::{OnError, Policy, Quota};
+///
+/// static LOGINS: Policy = Policy::sliding_window("logins", Quota::per_minute(5)).on_error(OnError::Deny);
+/// assert_eq!(LOGINS.on_error_choice(), OnError::Deny);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {

@@ -11,6 +11,39 @@ use crate::{error::Error, key::Key};
 /// implement this and hand it to [`Limiter::new`](crate::Limiter::new).
 ///
 /// An answer does not borrow: a store takes what it needs of its demands before it returns.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use tollgate::{Demand, Key, Limiter, Memory, Policy, Quota, limit::{Adjustment, Answer, Store}};
+///
+/// /// Counts how often it is asked, and leaves the rest to another store.
+/// #[derive(Debug)]
+/// struct Counting { inner: Memory, asked: &'static AtomicU64 }
+///
+/// impl Store for Counting {
+///     fn decide(&self, demands: &[Demand<'_>]) -> Answer {
+///         self.asked.fetch_add(1, Ordering::Relaxed);
+///         self.inner.decide(demands)
+///     }
+///
+///     fn settle(&self, adjustments: &[Adjustment<'_>]) -> Answer<()> {
+///         self.inner.settle(adjustments)
+///     }
+///
+///     fn reset(&self, policy: &Policy, subject: &Key) -> Answer<()> {
+///         self.inner.reset(policy, subject)
+///     }
+/// }
+///
+/// static API: Policy = Policy::token_bucket("api", Quota::per_minute(60));
+/// static ASKED: AtomicU64 = AtomicU64::new(0);
+/// let limiter = Limiter::new(Counting { inner: Memory::new(), asked: &ASKED });
+/// assert!(limiter.check(&API, "user:42").await.is_allowed());
+/// assert_eq!(ASKED.load(Ordering::Relaxed), 1);
+/// # }
+/// ```
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides on all demands together: charges every one of them, or none.
     ///
@@ -116,6 +149,20 @@ store_behind!(Box);
 store_behind!(Arc);
 
 /// Asks for units of one policy, for one subject.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Demand, Limiter, Memory, Policy, Quota};
+///
+/// static REQUESTS: Policy = Policy::token_bucket("requests", Quota::per_second(10));
+/// static BYTES: Policy = Policy::fixed_window("bytes", Quota::per_day(1_000_000));
+/// let demands = [Demand::new(&REQUESTS, "user:42"), Demand::new(&BYTES, "user:42").cost(4_096)];
+/// let (decision, _charge) = Limiter::new(Memory::new()).decide(&demands).await;
+/// assert!(decision.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Demand<'a> {

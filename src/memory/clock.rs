@@ -114,6 +114,16 @@ fn micros_of(counter: &quanta::Clock) -> u64 {
 /// Moves the time of a [`Memory`](super::Memory) in tests.
 ///
 /// It starts at 2026-01-01 00:00:00 UTC and stands still. Clones move the same time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::Memory;
+///
+/// let (_memory, clock) = Memory::manual();
+/// let before = clock.elapsed_since_epoch();
+/// clock.advance(Duration::from_secs(60));
+/// assert_eq!(clock.elapsed_since_epoch() - before, Duration::from_secs(60));
+/// ```
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<AtomicU64>);
 

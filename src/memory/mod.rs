@@ -55,6 +55,13 @@ pub struct Memory {
 }
 
 /// What becomes of a key for which there is no room, since all that are kept are in use.
+///
+/// ```
+/// use tollgate::{Memory, WhenFull};
+///
+/// let strict = Memory::new().max_keys(100_000).when_full(WhenFull::Refuse);
+/// # let _ = strict;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WhenFull {

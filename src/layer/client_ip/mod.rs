@@ -44,7 +44,8 @@ pub struct ClientIp {
 ///
 /// # Behind proxies
 ///
-/// Say which header to believe, and why, in one of these ways. `docs/clients.md` has the lines for well-known proxies.
+/// Say which header to believe, and why, in one of these ways. [The manual](crate::guide::proxies) has the lines for
+/// well-known ones.
 ///
 /// ```
 /// use tollgate::layer::client_ip;

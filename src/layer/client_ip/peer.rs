@@ -6,6 +6,16 @@ use http::request::Parts;
 ///
 /// Put it into a request's extensions where the server is neither axum's (which leaves
 /// `ConnectInfo<SocketAddr>`) nor tonic's (`TcpConnectInfo`).
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use http::Request;
+/// use tollgate::PeerAddr;
+///
+/// let peer = PeerAddr(SocketAddr::from(([192, 0, 2, 1], 4_711)));
+/// let request = Request::get("/").extension(peer).body(()).expect("a request");
+/// # let _ = request;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddr(pub SocketAddr);
 

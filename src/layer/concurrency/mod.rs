@@ -1,7 +1,7 @@
 //! So many requests at a time for each key, in all processes that share a store.
 //!
 //! A permit is held until the response's body has ended or was dropped, and renewed all the while. One that dies with its
-//! process comes back when its lease is over. [`concurrency`](crate::concurrency) has the details.
+//! process comes back when its lease is over. [The manual](crate::guide::concurrency) has the details.
 //!
 //! ```
 //! use std::time::Duration;

@@ -9,6 +9,15 @@ use crate::error::Error;
 /// or [several](super::super::RateLimitLayer::dialects), for clients of yours that read older fields.
 ///
 /// It is written, and read, as text: `"draft-11".parse()`.
+///
+/// ```
+/// use tollgate::{Limiter, Memory, RateLimitLayer, layer::Dialect};
+///
+/// let layer = RateLimitLayer::new(Limiter::new(Memory::new())).dialect(Dialect::XRateLimit);
+/// assert_eq!("x-ratelimit".parse::<Dialect>()?, Dialect::XRateLimit);
+/// # let _ = layer;
+/// # Ok::<(), tollgate::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dialect {

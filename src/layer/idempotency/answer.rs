@@ -177,4 +177,4 @@ const RESOURCE_EXHAUSTED: u8 = 8;
 const FAILED_PRECONDITION: u8 = 9;
 const ABORTED: u8 = 10;
 
-const DOCS: &str = "https://docs.rs/tollgate/latest/tollgate/idempotency/";
+const DOCS: &str = "https://docs.rs/tollgate/latest/tollgate/guide/idempotency/";

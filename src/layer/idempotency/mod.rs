@@ -3,7 +3,7 @@
 //!
 //! The first request with a key is executed, and what it came to is kept; all others with it are given that. While it is
 //! executed, others are told to come again (409) or wait. What each case is answered with stands in
-//! [`idempotency`](crate::idempotency).
+//! [the manual](crate::guide::idempotency).
 //!
 //! ```
 //! use axum::{Router, routing::post};
