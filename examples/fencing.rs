@@ -14,7 +14,8 @@ use tollgate::{
     lease::{Fence, FenceGate, LeaseStore, Lock},
 };
 
-#[tokio::main]
+// One thread, so that what stops the holder stops the renewal of its lease, too.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     let address = env::args().skip_while(|word| word != "--redis").nth(1);
     let redis = address.as_deref().map(Redis::open).transpose()?;

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! It is also a worker that can be put under strain: run several, stop and kill them or their servers, and look at what
-//! they say. `t_ns` is `CLOCK_MONOTONIC`, the same for all processes of a machine.
+//! they say. `t_ns` is `CLOCK_MONOTONIC`, the same for all processes of a machine. `released` has the time at which the
+//! work was done and the lease given up, and is told when the server knows it.
 
 use std::{cell::Cell, io::Write, sync::Arc, time::Duration};
 
@@ -26,20 +27,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let fence = Cell::new(None);
         let work = async |lease: tollgate::lease::Lease| {
             fence.set(lease.fence());
-            tell("acquired", lease.fence());
+            tell("acquired", lease.fence(), now());
             let mut worked = Duration::ZERO;
             while worked < options.hold {
-                tell("step", lease.fence());
+                tell("step", lease.fence(), now());
                 sleep(STEP).await;
                 worked += STEP;
             }
+            now()
         };
         match lock.run(work).await {
-            Ok(()) => tell("released", fence.get()),
-            Err(error) if error.is_lost() => tell("lost", fence.get()),
+            Ok(done) => tell("released", fence.get(), done),
+            Err(error) if error.is_lost() => tell("lost", fence.get(), now()),
             Err(error) => {
                 eprintln!("{error:?}");
-                tell("failed", None);
+                tell("failed", None, now());
                 // As one who comes again later, and does not ask a server without a pause that is gone.
                 sleep(STEP).await;
             }
@@ -48,10 +50,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Prints what happened, at once.
-fn tell(event: &str, fence: Option<Fence>) {
+/// Returns the time in nanoseconds, by the clock that all processes of a machine share.
+fn now() -> i64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let t_ns = time.tv_sec * 1_000_000_000 + time.tv_nsec;
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// Prints what happened when, at once.
+fn tell(event: &str, fence: Option<Fence>, t_ns: i64) {
     let line = serde_json::json!({ "event": event, "fence": fence.map(u64::from), "t_ns": t_ns });
     let mut out = std::io::stdout().lock();
     // Who does not listen any more need not be told.

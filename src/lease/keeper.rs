@@ -8,6 +8,7 @@ use std::{
 use tokio::{
     runtime,
     sync::{mpsc, oneshot},
+    time::{Instant, sleep_until},
 };
 
 use super::{
@@ -84,6 +85,7 @@ impl Keeper {
         let line = lines.get_mut(&of)?;
         if line.handed_over >= MOST_IN_A_ROW {
             line.handed_over = 0;
+            line.stands_back_until = Some(Instant::now() + STANDS_BACK);
             return None;
         }
         let first = line.waiters.front_mut()?;
@@ -116,6 +118,7 @@ struct Line {
     number: u64,
     waiters: VecDeque<Waiter>,
     handed_over: u32,
+    stands_back_until: Option<Instant>,
 }
 
 struct Waiter {
@@ -156,6 +159,14 @@ impl Place {
                 self.grant = Some(grant);
             }
             self.turn = None;
+        }
+    }
+
+    /// Waits while it is the turn of other processes.
+    pub(super) async fn stands_back(&self) {
+        let until = self.keeper.lines().get(&self.of).and_then(|line| line.stands_back_until);
+        if let Some(until) = until {
+            sleep_until(until).await;
         }
     }
 
@@ -212,3 +223,6 @@ fn channel<T>() -> (Option<oneshot::Sender<T>>, Option<oneshot::Receiver<T>>) {
 
 /// So many times a lease stays in this process before others may have it.
 const MOST_IN_A_ROW: u32 = 16;
+
+/// What a notice takes to another process, and its question back, in one data centre; counted from before the release.
+const STANDS_BACK: Duration = Duration::from_millis(5);

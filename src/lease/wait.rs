@@ -170,6 +170,9 @@ impl<'a> Attempt<'a> {
         let mut pause = SHORTEST_PAUSE;
         let mut watch: Option<(usize, Watch)> = None;
         loop {
+            if let Some(place) = &place {
+                place.stands_back().await;
+            }
             if let Some((_, watch)) = &mut watch {
                 watch.forget();
             }

@@ -3,6 +3,7 @@
 mod access;
 mod bounds;
 mod claims;
+mod examples;
 mod fencing;
 mod holding;
 mod leader;

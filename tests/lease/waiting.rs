@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tollgate::lease::{LeaseId, LeaseStore, Lock, Share, Terms, Token};
 
 use super::{ms, open, sleep, soon, stages};
-use crate::support::{calls, server::Server};
+use crate::support::{calls, other_process, server::Server};
 
 /// Holds a name as a process does that has died: nobody renews or releases.
 async fn crash(store: &Arc<dyn LeaseStore>, name: &str, ttl: u64) {
@@ -119,6 +119,60 @@ async fn holders_of_one_process_hand_over_in_one_call_and_let_others_in_between(
     let published = calls(&mut server.admin(), "publish") - before;
     assert!(published <= 12, "{published} of 62");
 }
+
+/// The other process of the next test: forty tasks that want the same lock again and again, and count how often.
+#[test]
+fn crowd() {
+    let Ok(url) = std::env::var(CROWD_AT) else { return };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let lock = Lock::new(&tollgate::Redis::open(&url).expect("an address"), "x").wait_forever();
+        let counter = redis::Client::open(url).expect("an address");
+        let counter = counter.get_multiplexed_async_connection().await.expect("a connection");
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..40 {
+            let (lock, mut counter) = (lock.clone(), counter.clone());
+            tasks.spawn(async move {
+                loop {
+                    let guard = lock.acquire().await.expect("held");
+                    let _: u64 = redis::cmd("INCR").arg("held").query_async(&mut counter).await.expect("INCR");
+                    guard.release().await.expect("an answer");
+                }
+            });
+        }
+        tasks.join_all().await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_with_many_waiters_lets_others_have_their_turn() {
+    let server = Server::start();
+    let held = |server: &Server| -> u64 {
+        let held: Option<u64> = redis::cmd("GET").arg("held").query(&mut server.admin()).expect("GET");
+        held.unwrap_or_default()
+    };
+    let mut crowd = other_process("waiting::crowd", CROWD_AT, &server.url());
+    while held(&server) < 100 {
+        sleep(ms(10)).await;
+    }
+    let lock = Lock::new(&open(&server), "x");
+    let mut came_first = Vec::new();
+    for _ in 0..30 {
+        let before = held(&server);
+        let guard = soon(lock.acquire()).await.expect("free");
+        came_first.push(held(&server) - before);
+        guard.release().await.expect("an answer");
+    }
+    crowd.kill().expect("killed");
+    crowd.wait().expect("ended");
+    came_first.sort_unstable();
+    println!("came first: {came_first:?}");
+    // Sixteen in a row at most, and some between the count and the question.
+    let (median, most) = (came_first[15], came_first[29]);
+    assert!(median <= 25 && most <= 60, "{came_first:?} of another process came first");
+}
+
+const CROWD_AT: &str = "TOLLGATE_CROWD_AT";
 
 #[tokio::test]
 async fn fair_waiters_of_all_processes_come_in_their_order() {
