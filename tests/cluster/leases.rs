@@ -5,7 +5,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tollgate::{Redis, lease::Lock};
 
-use crate::support::{assert_all_keys_expire, cluster::Cluster};
+use crate::{
+    coordination::all_of_it_works,
+    support::{
+        assert_all_keys_expire,
+        cluster::{Cluster, move_slot, run},
+    },
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_on_any_names_are_held_handed_over_and_waited_for() {
@@ -46,4 +52,43 @@ async fn locks_on_any_names_are_held_handed_over_and_waited_for() {
     for master in &cluster.masters {
         assert_all_keys_expire(&mut master.admin());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_is_coordinated_works_wherever_its_name_lies() {
+    let cluster = Cluster::start(3);
+    let [one, other] = [(); 2].map(|()| Redis::open(&cluster.url()).expect("an address"));
+    for i in 0..8 {
+        all_of_it_works(&one, &other, &format!("name-{i}")).await;
+    }
+    for master in &cluster.masters {
+        assert_all_keys_expire(&mut master.admin());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_kept_while_its_slot_moves() {
+    let cluster = std::sync::Arc::new(Cluster::start(2));
+    let [one, other] = [(); 2].map(|()| Redis::open(&cluster.url()).expect("an address"));
+    // Renewed again and again, and waited for.
+    let guard = Lock::new(&one, "moving").ttl(Duration::from_secs(1)).acquire().await.expect("held");
+    let next = Lock::new(&other, "moving").wait_forever();
+    let waiter = tokio::spawn(async move { next.acquire().await });
+    let servers = std::sync::Arc::clone(&cluster);
+    let moving = tokio::task::spawn_blocking(move || {
+        let all: Vec<_> = servers.masters.iter().collect();
+        let keys = |server| run::<Vec<String>>(server, "KEYS *", &[]);
+        let from = usize::from(keys(all[0]).is_empty());
+        let key = keys(all[from]).first().expect("the lock's").clone();
+        let slot = run::<u16>(all[0], "CLUSTER KEYSLOT", &[&key]);
+        // Real time, in which it is renewed in each state of the move.
+        move_slot(slot, all[from], all[1 - from], &all, || std::thread::sleep(Duration::from_millis(500)));
+        assert!(keys(all[from]).is_empty() && !keys(all[1 - from]).is_empty());
+    });
+    moving.await.expect("it moves");
+    guard.check().expect("held all the while");
+    let fence = guard.fence();
+    guard.release().await.expect("released");
+    let next = tokio::time::timeout(Duration::from_secs(2), waiter).await.expect("soon");
+    assert!(next.expect("no panic").expect("free").fence() > fence);
 }

@@ -1,5 +1,7 @@
 //! What is promised of limits on a Cluster, by clusters of real servers.
 
+#[path = "../support/coordination.rs"]
+mod coordination;
 mod decisions;
 mod leases;
 mod lost;

@@ -120,7 +120,7 @@ async fn four_processes_of_which_one_dies_each_second_serve_no_more_than_so_many
     let most = results.iter().map(|(_, most)| *most).max().unwrap_or_default();
     println!("served {served}, at most {most} at a time");
     assert_eq!(most, K, "never more, and as many as there may be");
-    assert!(served > 100, "{served}");
+    assert!(served > 30, "{served}");
 
     // Killed with all permits in hand, they are all back within a lease.
     for process in fleet.iter() {

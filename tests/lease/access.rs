@@ -2,7 +2,7 @@
 
 use tollgate::{Redis, lease::Lock};
 
-use super::{ms, sleep, soon};
+use super::{coordination::all_of_it_works, ms, sleep, soon};
 use crate::support::{assert_all_keys_expire, server::Server};
 
 #[tokio::test]
@@ -31,4 +31,15 @@ async fn the_user_that_the_readme_makes_can_hold_and_wait() {
     assert_all_keys_expire(&mut server.admin());
     let refused: Vec<redis::Value> = redis::cmd("ACL").arg("LOG").query(&mut server.admin()).expect("ACL LOG");
     assert!(refused.is_empty(), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_is_coordinated_works_without_the_right_to_channels() {
+    let server = Server::start();
+    let rights: &[&str] = &["SETUSER", "u", "on", "nopass", "resetchannels", "~*", "+@all"];
+    let _: () = redis::cmd("ACL").arg(rights).query(&mut server.admin()).expect("ACL SETUSER");
+    let url = format!("redis://u:any@127.0.0.1:{}", server.port());
+    let [one, other] = [(); 2].map(|()| Redis::open(&url).expect("an address"));
+    all_of_it_works(&one, &other, "x").await;
+    assert_all_keys_expire(&mut server.admin());
 }

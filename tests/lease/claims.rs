@@ -160,12 +160,12 @@ async fn a_job_that_is_put_back_comes_again_later() {
 #[tokio::test]
 async fn what_fails_again_and_again_is_buried_and_can_be_requeued() {
     for stage in stages() {
-        let jobs = Claims::new(&stage.store, "q").visibility(ms(30)).max_attempts(2);
+        let jobs = Claims::new(&stage.store, "q").visibility(ms(150)).max_attempts(2);
         let id = jobs.push(b"poison").await.expect("pushed");
         for _ in 0..2 {
             drop(soon(jobs.claim()).await.expect("a job"));
         }
-        sleep(ms(50)).await;
+        sleep(ms(200)).await;
         assert!(jobs.try_claim().await.expect("an answer").is_none());
         let dead = jobs.dead(10).await.expect("an answer");
         assert_eq!((dead.len(), dead[0].id.as_str(), dead[0].attempts), (1, id.as_str(), 2));

@@ -84,15 +84,16 @@ async fn time_can_be_made_sure_of_before_something_long() {
 async fn a_holder_is_warned_before_the_end() {
     let stage = stages().pop().expect("redis");
     let server = stage.server.as_ref().expect("a server");
-    let guard = Lock::new(&stage.store, "x").ttl(ms(600)).acquire().await.expect("held");
-    let _: () = redis::cmd("CLIENT").arg("PAUSE").arg(2_000).query(&mut server.admin()).expect("CLIENT PAUSE");
     let begun = Instant::now();
+    let guard = Lock::new(&stage.store, "x").ttl(ms(600)).acquire().await.expect("held");
+    let held = Instant::now();
+    let _: () = redis::cmd("CLIENT").arg("PAUSE").arg(2_000).query(&mut server.admin()).expect("CLIENT PAUSE");
     soon(guard.expiring_soon()).await;
-    assert!((ms(330)..ms(480)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() > ms(330) && held.elapsed() < ms(500), "{:?}", begun.elapsed());
     guard.check().expect("not lost yet");
     assert_eq!(soon(guard.lost()).await, Lost::Expired);
-    // 600 ms less the margin of 8 ms, and what a timer is late.
-    assert!((ms(580)..ms(600)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    // 600 ms less the margin of 8 ms, and what a timer is late on a busy machine.
+    assert!(begun.elapsed() > ms(590) && held.elapsed() < ms(640), "{:?}", begun.elapsed());
 }
 
 #[test]

@@ -3,7 +3,10 @@
 mod access;
 mod bounds;
 mod claims;
+#[path = "../support/coordination.rs"]
+mod coordination;
 mod examples;
+mod failing_over;
 mod fencing;
 mod holding;
 mod leader;
