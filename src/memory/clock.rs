@@ -203,12 +203,18 @@ mod tests {
         let (counter, mock) = quanta::Clock::mock();
         let clock = SystemClock::new(counter);
         let (mut last, mut counted, mut told_late) = (clock.now(), Duration::ZERO, 0);
+        let mut compared = (clock.started.elapsed(), counted);
         for i in 0..20_000 {
-            // A tenth too fast, and compared so often that it is hardly off.
-            let fast = clock.started.elapsed() * 11 / 10;
+            // A tenth too fast, and compared so often that it is hardly off, however long this is held up.
+            let elapsed = clock.started.elapsed();
+            let hardly = compared.1 + (elapsed - compared.0) + Duration::from_micros(HARDLY / 2);
+            let fast = (elapsed * 11 / 10).min(hardly);
             mock.increment(fast.saturating_sub(counted));
             counted = counted.max(fast);
             let now = if i % 100 == 0 { clock.compare() } else { clock.now() };
+            if i % 100 == 0 {
+                compared = (clock.started.elapsed(), counted);
+            }
             assert!(now >= last, "{now} after {last}");
             told_late += u32::from(now > truth(&clock));
             last = now;

@@ -314,7 +314,13 @@ async fn a_request_that_fails_does_not_spoil_the_others_and_leaves_nothing_half_
         assert_eq!(decision.is_degraded(), kind == 1 || kind == 3, "{kind}: {decision:?}");
     }
     for policy in [&fixed, &bucket] {
-        assert_eq!(limiter.peek(policy, "user:42").await.outcomes()[0].remaining(), 925);
+        let mut looked = limiter.peek(policy, "user:42").await;
+        // On a busy machine the last of them may have been nothing but failures for as long as it takes to be left alone.
+        while looked.is_degraded() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            looked = limiter.peek(policy, "user:42").await;
+        }
+        assert_eq!(looked.outcomes()[0].remaining(), 925);
     }
     assert_all_keys_expire(&mut admin);
 }
