@@ -507,6 +507,24 @@ fn a_window_keeps_its_units_and_its_end_across_a_changed_limit() {
     }
 }
 
+/// A clock that was set back by next to nothing may move a window's end to the millisecond before.
+#[test]
+fn a_charge_is_settled_in_a_window_whose_end_was_moved_a_little() {
+    let server = Server::start();
+    let rt = Runtime::new().expect("a runtime");
+    let mut admin = server.admin();
+    for index in [0, LARGE] {
+        let take = |cost| Op::Decide(vec![(index, 0, cost, false)]);
+        let over = u64::from(policy(index, 0).quota().limit_u32());
+        for asked_between in [over, 1] {
+            let mut trio = Trio::new(&server);
+            for op in [take(1), Op::StepBack(2), take(asked_between), Op::Settle(0, 3), take(1), take(0)] {
+                trio.apply(&op, &rt, &mut admin);
+            }
+        }
+    }
+}
+
 /// More charges than one decision drops, all over but the last.
 #[test]
 fn a_long_log_agrees_while_it_is_caught_up_with() {

@@ -6,15 +6,12 @@ use std::{
     future::Future,
     num::NonZeroU32,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify, time};
+use tokio::{runtime::Handle, sync::watch, time};
 
 use self::observer::{Noted, Observer};
 
@@ -79,7 +76,8 @@ struct Gate {
     tuning: Arc<Tuning>,
     observer: Observer,
     names: Mutex<Vec<Name>>,
-    settling: Arc<Settling>,
+    /// Each correction on its way hears it.
+    settling: watch::Sender<()>,
 }
 
 /// The store inside its shields.
@@ -88,13 +86,6 @@ enum Shielded {
     Local(Box<dyn Store>),
     /// One that other processes use too, which may have units drawn ahead.
     Shared(Allotment<Box<dyn Store>>),
-}
-
-/// Counts corrections on their way.
-#[derive(Debug, Default)]
-struct Settling {
-    count: AtomicUsize,
-    done: Notify,
 }
 
 impl Limiter {
@@ -298,8 +289,8 @@ impl Limiter {
         self.block(policy, subject, Duration::ZERO).await
     }
 
-    /// Gives back units that were drawn ahead, and waits until corrections on their way have arrived, at most until
-    /// `deadline` has passed.
+    /// Gives back units that were drawn ahead, and waits until all that is given back or corrected has arrived, at most
+    /// until `deadline` has passed.
     ///
     /// Call it after the server has stopped: nothing is drawn ahead any more. Returns false if something had not
     /// arrived.
@@ -309,8 +300,8 @@ impl Limiter {
                 Shielded::Local(_) => true,
                 Shielded::Shared(store) => store.close().await,
             };
-            self.gate.settling.wait().await;
-            given_back
+            self.gate.settling.closed().await;
+            self.gate.bare.finish().await.is_ok() && given_back
         };
         time::timeout(deadline, all).await.unwrap_or(false)
     }
@@ -471,7 +462,7 @@ impl Gate {
             tuning,
             observer: Observer::default(),
             names: Mutex::default(),
-            settling: Arc::default(),
+            settling: watch::Sender::new(()),
         }
     }
 
@@ -522,7 +513,7 @@ impl Settler for Gate {
             // Nothing could drive it alone: then it is its caller's to await.
             return pending.into();
         };
-        let on_its_way = OnItsWay::new(&self.settling);
+        let on_its_way = self.settling.subscribe();
         let task = runtime.spawn(async move {
             let _on_its_way = on_its_way;
             pending.await
@@ -530,33 +521,5 @@ impl Settler for Gate {
         Answer::handed_on(async {
             task.await.unwrap_or_else(|cut| Err(Error::store("settling was cut off").with_source(cut)))
         })
-    }
-}
-
-impl Settling {
-    async fn wait(&self) {
-        loop {
-            let done = self.done.notified();
-            if self.count.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            done.await;
-        }
-    }
-}
-
-struct OnItsWay(Arc<Settling>);
-
-impl OnItsWay {
-    fn new(settling: &Arc<Settling>) -> Self {
-        settling.count.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(settling))
-    }
-}
-
-impl Drop for OnItsWay {
-    fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::AcqRel);
-        self.0.done.notify_waiters();
     }
 }

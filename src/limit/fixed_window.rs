@@ -93,14 +93,11 @@ impl FixedWindow {
 
     /// Returns how far the ends of one and the same window may lie apart.
     ///
-    /// Only where a limit is so large that a store keeps the end as a key's lifetime: it reads its clock and the
-    /// lifetime one after the other.
+    /// Where a limit is so large that a store keeps the end as a key's lifetime, it reads its clock and the lifetime one
+    /// after the other; and a limit may have been as large before.
     pub(crate) fn end_off_by_ms(policy: &Policy) -> u64 {
-        if policy.quota().limit_u32() <= Self::MOST_KEPT_WITH_END { 0 } else { (policy.quota().window_ms() / 2).min(5) }
+        (policy.quota().window_ms() / 2).min(5)
     }
-
-    /// The largest limit whose units fit one number with the window's end.
-    pub(crate) const MOST_KEPT_WITH_END: u32 = 65_535;
 
     pub(super) fn ends(&self) -> Micros {
         self.ends_ms() * 1_000

@@ -77,6 +77,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Answer::ready(Err(Error::store("this store cannot block")))
     }
 
+    /// Waits for what the store still does for requests that have gone away, like giving back what they were charged.
+    ///
+    /// A store that does nothing behind its answers need not have this.
+    fn finish(&self) -> Answer<()> {
+        Answer::ready(Ok(()))
+    }
+
     /// Returns true if keys leave this process, where others may read them.
     fn is_shared(&self) -> bool {
         false
@@ -124,6 +131,10 @@ macro_rules! store_behind {
 
             fn block(&self, policy: &Policy, subject: &Key, long: Duration) -> Answer<()> {
                 (**self).block(policy, subject, long)
+            }
+
+            fn finish(&self) -> Answer<()> {
+                (**self).finish()
             }
 
             fn is_shared(&self) -> bool {

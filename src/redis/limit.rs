@@ -1,4 +1,11 @@
-use std::{borrow::Cow, slice, sync::Arc};
+use std::{
+    borrow::Cow,
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -139,6 +146,8 @@ pub(super) struct Call {
     frame: Frame,
     /// Arguments of a script that takes no frame.
     plain: Vec<Vec<u8>>,
+    /// What the reply has to bring back; zero if it brings nothing.
+    mark: u64,
 }
 
 impl Call {
@@ -150,12 +159,12 @@ impl Call {
         requests: impl Iterator<Item = Request<'a>> + Clone,
         blocks: bool,
     ) -> Self {
-        let mut call = Self::default();
+        let mut call = Self::marked();
         if let Some((asked, _)) = requests.clone().next() {
             call.key(|name| names.flag(&asked[0].subject, name));
         }
         let states: usize = requests.clone().map(|(asked, _)| asked.len()).sum();
-        call.frame.push(now.unwrap_or(0)).push(states as u64);
+        call.frame.push(now.unwrap_or(0)).push(states as u64).push(call.mark);
         let mut rest = requests.clone();
         while let Some(first) = rest.clone().next() {
             let (asked, times) = first;
@@ -181,13 +190,25 @@ impl Call {
     /// seems to be blocked: the caller has to have looked for that.
     #[cfg(feature = "cluster")]
     pub(super) fn decide_on_one_key(names: &Names, now: Option<Micros>, asking: &Asking) -> Self {
-        let mut call = Self::default();
-        call.frame.push(now.unwrap_or(0)).push(1).push(1).push(1).push(1).push(1);
+        let mut call = Self::marked();
+        call.frame.push(now.unwrap_or(0)).push(1).push(call.mark).push(1).push(1).push(1).push(1);
         call.frame.demand(asking, true);
         for _ in 0..3 {
             call.key(|name| names.state(&asking.policy, &asking.subject, name));
         }
         call
+    }
+
+    fn marked() -> Self {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        // One byte: of calls on one connection, those with the same mark are far apart.
+        Self { mark: CALLS.fetch_add(1, Ordering::Relaxed) % 127 + 1, ..Self::default() }
+    }
+
+    /// Returns false if a reply is that to another call.
+    pub(super) fn is_answered_by(&self, reply: &Value) -> bool {
+        let mark = Value::Int(self.mark.cast_signed());
+        self.mark == 0 || matches!(reply, Value::Array(values) if values.get(2) == Some(&mark))
     }
 
     /// Calls `block.lua`.
@@ -296,7 +317,7 @@ pub(super) struct Reply<'a> {
 impl<'a> Reply<'a> {
     /// Returns true if nothing was done since the call did not tell what blocks its subjects.
     pub(super) fn wants_blocks(reply: &Value) -> bool {
-        *reply == Value::Int(0)
+        matches!(reply, Value::Array(values) if values.first() == Some(&Value::Int(0)))
     }
 
     /// Begins to read a reply, which also tells whether anybody may be blocked.
@@ -305,6 +326,7 @@ impl<'a> Reply<'a> {
         let mut reply = Self { now: 0, values: values.iter() };
         reply.now = reply.number()?;
         let flag = reply.number()?;
+        reply.number()?;
         Ok((reply, flag > 0))
     }
 
@@ -570,8 +592,7 @@ impl Frame {
                 self.push(SLIDING_COUNTER).push(ends_ms).push_signed(more).push(policy.quota().window_ms());
             }
             Proof::Window { ends_ms } => {
-                // The script leaves it out where the state tells its end; a limit changed since may have left another.
-                let off_by = (policy.quota().window_ms() / 2).min(5);
+                let off_by = FixedWindow::end_off_by_ms(policy);
                 let more = i64::from(cost) - i64::from(charged);
                 self.push(FIXED_WINDOW).push(ends_ms).push(off_by).push_signed(more);
             }
@@ -650,10 +671,6 @@ mod tests {
         let script = include_str!("lua/common.lua");
         assert!(script.contains("local ERA, FIRST = 1e15, 1e13 "));
         assert!(script.contains(&format!("local SPAN = {RENEWAL_SPAN_MICROS} ")));
-        assert!(script.contains(&format!(
-            ", MOST_PACKED = 4503599627370496, 34359738368, 131072, {MOST}\n",
-            MOST = FixedWindow::MOST_KEPT_WITH_END
-        )));
         assert_eq!((ERA, FIRST), (10u64.pow(15), 10u64.pow(13)));
     }
 }

@@ -126,7 +126,10 @@ impl Redis {
         let asked: Asked = demands.iter().map(Asking::from).collect();
         let call = Call::decide(self.connections.names(), self.now, [(&asked, 1)].into_iter(), false);
         let command = DECIDE.command(&call).get_packed_command();
-        let reply = redis::Value::Array(told.iter().map(|number| redis::Value::Int(*number)).collect());
+        // The mark is not looked at here.
+        let (head, found) = told.split_at(told.len().min(2));
+        let numbers = head.iter().chain([&0]).chain(found);
+        let reply = redis::Value::Array(numbers.map(|number| redis::Value::Int(*number)).collect());
         let mut finding = Reply::new(&reply)?.0.next(&asked)?;
         Ok((command, finding.decide(&asked)))
     }
@@ -178,6 +181,10 @@ impl Store for Redis {
         let call = Call::block(self.connections.names(), self.now, policy, subject, long);
         let (connections, subject) = (Arc::clone(&self.connections), *subject);
         Answer::pending(async move { connections.block(&subject, long, &call).await })
+    }
+
+    fn finish(&self) -> Answer<()> {
+        self.connections.finish()
     }
 
     fn parts(&self, demands: &[Demand<'_>]) -> u64 {

@@ -221,7 +221,13 @@ impl Taken {
     fn give_back(&mut self) -> Option<JoinHandle<()>> {
         let charges = mem::take(&mut self.charges);
         let ground = self.ground.clone();
-        (!charges.is_empty()).then(|| self.runtime.spawn(async move { ground.give_back(charges).await }))
+        (!charges.is_empty()).then(|| {
+            let heard = ground.way.behind.subscribe();
+            self.runtime.spawn(async move {
+                ground.give_back(charges).await;
+                drop(heard);
+            })
+        })
     }
 }
 
@@ -231,6 +237,7 @@ impl Drop for Taken {
         let Some((asked, answer)) = self.under_way.take() else { return };
         let mut late =
             Taken { ground: self.ground.clone(), runtime: self.runtime.clone(), charges: Vec::new(), under_way: None };
+        let heard = self.ground.way.behind.subscribe();
         // It may have been charged by now.
         self.runtime.spawn(async move {
             if let Ok(Some(part)) = answer.await
@@ -238,6 +245,9 @@ impl Drop for Taken {
             {
                 late.add(asked, &part.decision);
             }
+            // What it gives back is heard before this is not any more.
+            drop(late);
+            drop(heard);
         });
     }
 }

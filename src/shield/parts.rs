@@ -86,12 +86,10 @@ impl Parts {
         }
     }
 
-    /// Takes note of a failure of some of the parts: of all, if nobody knows of which.
+    /// Takes note of a failure of some parts: of all that were asked, if nobody knows of which. A part to which the
+    /// request was sent on by another is to blame alone.
     pub(super) fn failed(&self, visitors: Visitors, guilty: u64, error: &Error) {
-        let guilty = match visitors.parts & guilty {
-            0 => visitors.parts,
-            guilty => guilty,
-        };
+        let guilty = if guilty == 0 { visitors.parts } else { guilty };
         for part in each(guilty) {
             let way = if visitors.probed & part == 0 { Way::Open } else { Way::Probe };
             let part = self.at(part);
@@ -191,6 +189,16 @@ mod tests {
         let probe = parts.enter(0b110).expect("it may find out");
         parts.succeeded(probe);
         assert!(parts.enter(0b110).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_that_sent_a_request_on_is_not_to_blame_for_where_it_went() {
+        let parts = Parts::new(Arc::default());
+        for _ in 0..5 {
+            let visitors = parts.enter(0b010).expect("it is well");
+            parts.failed(visitors, 0b100, &silence());
+        }
+        assert!(!parts.are_open(0b010) && parts.are_open(0b100));
     }
 
     #[tokio::test(start_paused = true)]

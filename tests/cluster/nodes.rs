@@ -8,7 +8,7 @@ use tollgate::{Decision, Demand, Limiter, OnError, Policy, Quota};
 use crate::{
     open,
     support::{
-        cluster::{Cluster, info, wait},
+        cluster::{Cluster, id, info, run, slot_of, wait},
         server::Server,
     },
 };
@@ -128,6 +128,65 @@ async fn a_node_that_is_lost_takes_only_its_slots_with_it() {
     // One that asked for the map, one that is in use, and the two of this test that count.
     let connected = connections(&cluster) - connected;
     assert!(connected <= 6, "{connected} connections to a node that was well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_lost_while_a_slot_moves_to_it_takes_only_that_slot_with_it() {
+    for kill in [false, true] {
+        let mut cluster = Cluster::start(2);
+        let limiter = open(&cluster.url());
+        let [moving, staying] = [0, 1].map(|number| cluster.subject_of(0, number));
+        let [slot, other] = [&moving, &staying].map(|subject| slot_of(&cluster.masters[0], subject));
+        assert_ne!(slot, other);
+        let slot = slot.to_string();
+        let [from, to] = [0, 1].map(|node| id(&cluster.masters[node]));
+        run::<()>(&cluster.masters[1], "CLUSTER SETSLOT", &[&slot, "IMPORTING", &from]);
+        run::<()>(&cluster.masters[0], "CLUSTER SETSLOT", &[&slot, "MIGRATING", &to]);
+        for subject in [&moving, &staying] {
+            assert!(!ask(&limiter, &[subject]).await.0.is_degraded());
+        }
+        if kill {
+            cluster.masters[1].kill();
+        } else {
+            signal(&cluster.masters[1], "STOP");
+        }
+        let started = Instant::now();
+        // Not so long that the lost node is known to be lost, which has the other one answer nothing.
+        while started.elapsed() < Duration::from_millis(900) {
+            let (decision, took) = ask(&limiter, &[&moving]).await;
+            assert!(decision.is_unavailable() && took < DEADLINE + SLACK, "{took:?} {decision:?}");
+            for _ in 0..3 {
+                let (decision, _) = ask(&limiter, &[&staying]).await;
+                assert!(!decision.is_degraded(), "it was taken for the one that is lost");
+            }
+        }
+        if !kill {
+            signal(&cluster.masters[1], "CONT");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_waits_for_what_is_given_back() {
+    let cluster = Cluster::start(2);
+    let limiter = open(&cluster.url());
+    let subjects = [0, 1].map(|node| cluster.subject_of(node, 0));
+    for subject in &subjects {
+        assert!(!ask(&limiter, &[subject]).await.0.is_degraded());
+    }
+    assert!(limiter.shutdown(Duration::from_millis(50)).await, "there is nothing to wait for");
+    signal(&cluster.masters[1], "STOP");
+    let (decision, _) = ask(&limiter, &[&subjects[0], &subjects[1]]).await;
+    assert!(decision.is_unavailable());
+    assert!(!limiter.shutdown(Duration::from_millis(50)).await, "nobody knows yet what was charged there");
+    signal(&cluster.masters[1], "CONT");
+    assert!(limiter.shutdown(Duration::from_secs(5)).await);
+    for subject in &subjects {
+        recovery(&limiter, subject).await;
+    }
+    let asked = used(&limiter, &subjects[1]).await;
+    // Each was asked about alone before, and while it was found out that all is well again.
+    assert_eq!(used(&limiter, &subjects[0]).await, asked);
 }
 
 #[tokio::test(flavor = "multi_thread")]

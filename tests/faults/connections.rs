@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
-use tollgate::{Policy, Quota};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tollgate::{OnError, Policy, Quota};
 
 use crate::{
     DEADLINE, DENY, LOCAL, Load, SLACK, ask, ask_at_once, assert_few_connections, assert_well, command, connections,
@@ -38,6 +41,49 @@ async fn a_reply_that_is_lost_after_the_write_is_charged_once() {
         assert_eq!(used(&limiter, &policy).await, 1 + 2, "{}", policy.name());
         assert_few_connections(&server, 0);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_is_not_taken_for_that_to_an_earlier_call() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port()).await;
+    let policy = Policy::fixed_window("few", Quota::per_day(3)).on_error(OnError::Deny);
+    for _ in 0..3 {
+        assert!(open(&server.url()).check(&policy, "exhausted").await.is_allowed());
+    }
+    let limiter = open(&proxy.url());
+    // One caller, who has to wait for each answer.
+    for _ in 0..3 {
+        assert_well(&limiter).await;
+        proxy.lose_next_reply();
+        assert!(ask(&limiter, &DENY).await.0.is_unavailable());
+        let took = recovery(&limiter).await;
+        assert!(took < Duration::from_millis(500), "{took:?}");
+    }
+    // Several, whose calls are under way at the same time.
+    let ends = Instant::now() + Duration::from_secs(2);
+    let mut load = JoinSet::new();
+    for task in 0..6 {
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        load.spawn(async move {
+            for i in 0.. {
+                let refused = limiter.check(&policy, "exhausted").await;
+                assert!(!refused.is_allowed(), "{refused:?}");
+                let fresh = limiter.check(&policy, format!("{task}:{i}")).await;
+                assert!(fresh.is_allowed() || fresh.is_unavailable(), "{fresh:?}");
+                if Instant::now() > ends {
+                    return;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+    for _ in 0..10 {
+        sleep(Duration::from_millis(100)).await;
+        proxy.lose_next_reply();
+    }
+    load.join_all().await;
+    recovery(&limiter).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

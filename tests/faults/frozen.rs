@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tollgate::{Limiter, Memory};
+use tollgate::{Limiter, Memory, Policy};
 
 use crate::{
     ALLOW, DEADLINE, DENY, LOCAL, Load, PROBE, SLACK, ask, ask_at_once, assert_few_connections, assert_well, command,
@@ -15,10 +15,10 @@ use crate::{
 };
 
 /// Asserts what is promised of callers from the moment on in which nothing comes back any more.
-async fn assert_nobody_waits_longer_than_the_deadline(limiter: &Limiter) {
-    let (decision, took) = ask(limiter, &LOCAL).await;
+async fn assert_nobody_waits_longer_than_the_deadline(limiter: &Limiter, policy: &'static Policy) {
+    let (decision, took) = ask(limiter, policy).await;
     assert!(decision.is_degraded() && took >= DEADLINE && took < DEADLINE + SLACK, "{took:?}");
-    let (degraded, longest) = ask_at_once(limiter, &DENY, 1_000).await;
+    let (degraded, longest) = ask_at_once(limiter, policy, 1_000).await;
     assert!(degraded == 1_000 && longest < DEADLINE + SLACK, "{degraded} {longest:?}");
     // Now that it is known, nobody waits but the one that finds out.
     let started = Instant::now();
@@ -36,17 +36,19 @@ async fn assert_nobody_waits_longer_than_the_deadline(limiter: &Limiter) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_stopped() {
-    let server = Server::start();
-    let limiter = open(&server.url());
-    assert_well(&limiter).await;
-    signal(&server, "STOP");
-    assert_nobody_waits_longer_than_the_deadline(&limiter).await;
-    signal(&server, "CONT");
-    let took = recovery(&limiter).await;
-    // The connection is still the one from before, so the next request that finds out is answered.
-    assert!(took < PROBE + SLACK, "{took:?}");
-    assert_well(&limiter).await;
-    assert_few_connections(&server, 0);
+    for policy in [&LOCAL, &ALLOW, &DENY] {
+        let server = Server::start();
+        let limiter = open(&server.url());
+        assert_well(&limiter).await;
+        signal(&server, "STOP");
+        assert_nobody_waits_longer_than_the_deadline(&limiter, policy).await;
+        signal(&server, "CONT");
+        let took = recovery(&limiter).await;
+        // The connection is still the one from before, so the next request that finds out is answered.
+        assert!(took < PROBE + SLACK, "{took:?}");
+        assert_well(&limiter).await;
+        assert_few_connections(&server, 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,6 +99,25 @@ async fn a_server_that_is_stopped_for_longer_than_its_connection_is_kept() {
     assert_few_connections(&server, 2);
 }
 
+/// A server that stands still for long is not sent one connection after the other, all of which it would have to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_stopped_for_long_finds_few_connections_when_it_goes_on() {
+    let server = Server::start();
+    let limiter = open(&server.url());
+    assert_well(&limiter).await;
+    let before = oldest_connection(&server);
+    signal(&server, "STOP");
+    let load = Load::start(&limiter);
+    sleep(Duration::from_secs(14)).await;
+    signal(&server, "CONT");
+    let took = recovery(&limiter).await;
+    load.stop().await;
+    assert!(took < PROBE + SLACK, "{took:?}");
+    assert_eq!(oldest_connection(&server), before);
+    let connections = connections(&server, 2);
+    assert!(connections <= 8, "{connections}");
+}
+
 /// Returns the number of the oldest connection, which is the limiter's: this one is newer.
 fn oldest_connection(server: &Server) -> u64 {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.admin()).expect("CLIENT LIST");
@@ -111,7 +132,7 @@ async fn a_network_that_swallows_everything() {
     let limiter = open(&proxy.url());
     assert_well(&limiter).await;
     proxy.be(Mood::Swallows);
-    assert_nobody_waits_longer_than_the_deadline(&limiter).await;
+    assert_nobody_waits_longer_than_the_deadline(&limiter, &LOCAL).await;
     sleep(Duration::from_millis(1_200)).await;
     proxy.be(Mood::Passes);
     let took = recovery(&limiter).await;

@@ -3,6 +3,7 @@
 //! Each case says what the caller saw, how long it waited, on how many connections, and how soon it was over. The proxy
 //! and the servers run beside the tests, so all times here are real ones, and so is each sleep: a fault has to last.
 
+mod choices;
 mod connections;
 mod frozen;
 mod gone;

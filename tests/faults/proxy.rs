@@ -28,6 +28,8 @@ struct Weather {
     delay_ms: AtomicU64,
     /// Whether the reply to the next script call is cut in its middle.
     cut_reply: AtomicBool,
+    /// Whether what the server says next is swallowed, and nothing else.
+    lose_reply: AtomicBool,
     /// Raised when all connections are to be cut.
     cuts: watch::Sender<u64>,
 }
@@ -59,6 +61,7 @@ impl Proxy {
             mood: AtomicU8::new(0),
             delay_ms: AtomicU64::new(0),
             cut_reply: AtomicBool::new(false),
+            lose_reply: AtomicBool::new(false),
             cuts: watch::Sender::new(0),
         });
         let shared = Arc::clone(&weather);
@@ -97,6 +100,11 @@ impl Proxy {
     /// Cuts all connections that there are.
     pub(crate) fn cut(&self) {
         self.weather.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Swallows one reply; the connection goes on.
+    pub(crate) fn lose_next_reply(&self) {
+        self.weather.lose_reply.store(true, Ordering::SeqCst);
     }
 
     /// Lets half of the reply to the next script call pass, and cuts its connection then. What else a client asks, like
@@ -152,7 +160,8 @@ async fn replies(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, weather:
         if delay > 0 {
             sleep(Duration::from_millis(delay)).await;
         }
-        if weather.is(Mood::Swallows) || weather.is(Mood::DropsReplies) {
+        let is_lost = weather.lose_reply.swap(false, Ordering::SeqCst);
+        if is_lost || weather.is(Mood::Swallows) || weather.is(Mood::DropsReplies) {
             continue;
         }
         if cut_reply.swap(false, Ordering::SeqCst) {

@@ -177,6 +177,15 @@ impl Connections {
         Answer::pending(async move { this.call(&SETTLE, &call).await.map(drop) })
     }
 
+    /// Waits until all has been given back that requests which went away were charged.
+    pub(super) fn finish(&self) -> Answer<()> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.finish();
+        }
+        Answer::ready(Ok(()))
+    }
+
     /// Calls `block.lua` for a subject; from now on calls tell what blocks their subjects.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables, reason = "one server has all subjects"))]
     pub(super) async fn block(&self, subject: &Key, long: Micros, call: &Call) -> Result<(), Error> {
@@ -321,7 +330,20 @@ impl Connection {
             Poll::Pending => Poll::Ready(None),
             Poll::Ready(answer) => Poll::Ready(Some(answer)),
         });
-        self.judged(answered.await).map_err(Error::from)
+        let reply = self.judged(answered.await)?;
+        self.own(call, reply)
+    }
+
+    /// Returns a reply if it is that to this call. Else one before it was lost on the way, though the connection was
+    /// not, and each that comes is another call's.
+    fn own(&self, call: &Call, reply: Value) -> Result<Value, Error> {
+        if call.is_answered_by(&reply) {
+            return Ok(reply);
+        }
+        let error = Error::store("redis answered another call, since an answer was lost on the way");
+        let _ = self.known.why.set(error.clone());
+        self.known.breaks();
+        Err(error)
     }
 
     /// Hears what is published on a channel from now on.
@@ -509,7 +531,7 @@ async fn keep_up(route: Route, names: Names, queue: Arc<Queue>, state: watch::Se
                 queue.close(&error);
                 state.send_replace(State::Down(error));
                 failures = failures.saturating_add(1);
-                pause(failures)
+                if silent.is_some() { pause_beside(failures) } else { pause(failures) }
             }
         };
         let waited = async {
@@ -627,7 +649,17 @@ async fn work(
 
 /// Returns how long to leave a server alone after so many failures, with jitter so that a fleet spreads out.
 fn pause(failures: u32) -> Duration {
-    let longest = SHORTEST_PAUSE.saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE);
+    spread(failures, SHORTEST_PAUSE.saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE))
+}
+
+/// Returns the same for attempts beside a connection that is kept. A server that stands still takes each of them, and
+/// has them all to end when it goes on.
+fn pause_beside(failures: u32) -> Duration {
+    spread(failures, (LONGEST_PAUSE / 2).saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE_BESIDE))
+}
+
+/// Returns at least half of a time, and how much more by chance.
+fn spread(failures: u32, longest: Duration) -> Duration {
     // A hasher's random seed is all the randomness that a pause needs.
     let random = u32::try_from(RandomState::new().hash_one(failures) >> 48).expect("sixteen bits");
     longest / 2 + longest / 2 * random / (1 << 16)
@@ -639,3 +671,5 @@ pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// Short enough that a server is in use again within a second of its start, and long enough to be nothing to it.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// What a network that swallowed all for long may add to its outage.
+const LONGEST_PAUSE_BESIDE: Duration = Duration::from_secs(4);

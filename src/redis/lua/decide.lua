@@ -5,8 +5,8 @@
 --                         that the flag exists, for each request the blocks of its subject: once if all its
 --                         demands share it, else one a demand
 -- ARGV[1]  frame          MessagePack array of integers:
---                         now (us, 0: the server's), number of states, and for each run of requests that differ
---                         in their keys alone: how many they are, how often each is made, the demands of each,
+--                         now (us, 0: the server's), number of states, a mark, and for each run of requests that
+--                         differ in their keys alone: how many they are, how often each is made, the demands of each,
 --                         the blocks of each, and for each of the demands one of
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
@@ -14,8 +14,9 @@
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
 --                         with 16 added to its first number if it is in the shadow: it is charged if the others of
 --                         its request are and it fits itself, and it decides nothing
--- returns  now (us)       or nothing but 0 if the flag exists and no blocks were sent: nothing was done then
+-- returns  now (us)       0 if the flag exists and no blocks were sent: nothing was done then
 --          flag           1 if it exists, else 0
+--          mark           as it came: whose answer this is
 --          found          for each demand, as it was before this call,
 --                           fixed window    units used, ms left
 --                           sliding window  units used, us to the next unit, to none used, to this cost, tie
@@ -52,15 +53,15 @@ local states = frame[2]
 local flag = call('EXISTS', KEYS[1])
 local any_blocks, blocks = false, nil
 if flag == 1 then
-  if #KEYS == states + 1 then return 0 end
+  if #KEYS == states + 1 then return { 0, flag, frame[3] } end
   blocks = call('MGET', unpack(KEYS, states + 2))
   for i = 1, #KEYS - states - 1 do any_blocks = any_blocks or blocks[i] end
 end
 
-local reply, told = { now, flag }, 2
+local reply, told = { now, flag, frame[3] }, 3
 -- Where the run under way begins in the frame, how many of its requests are done, and what lies before the states and
 -- the blocks of the next.
-local at, done, key_at, block_at = 3, 0, 0, 0
+local at, done, key_at, block_at = 4, 0, 0, 0
 -- Of the request under way: how far the reply had come before it, whether it may pass, and what INCRBY has answered
 -- already for its only demand.
 local before, admitted, added

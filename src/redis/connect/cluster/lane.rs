@@ -3,7 +3,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Slot {
     names: Names,
     /// Whether a server said that somebody may be blocked.
     blocks: Arc<AtomicBool>,
+    /// The part of the store to which the slot's owner sends orders on, zero for none.
+    elsewhere: Arc<AtomicU64>,
 }
 
 impl Lane {
@@ -46,7 +48,7 @@ impl Lane {
         names: &Names,
         open: &watch::Sender<()>,
     ) -> Self {
-        let slot = Slot { way, slot, names: names.clone(), blocks: Arc::default() };
+        let slot = Slot { way, slot, names: names.clone(), blocks: Arc::default(), elsewhere: Arc::default() };
         let lane = Self { queue: Arc::default(), slot };
         runtime.spawn(work(Arc::clone(&lane.queue), lane.slot.clone(), open.subscribe()));
         lane
@@ -69,6 +71,17 @@ impl Slot {
     pub(super) fn expect_blocks(&self) {
         self.blocks.store(true, Ordering::Relaxed);
     }
+
+    /// Returns the part of the store that answers in the place of the slot's owner, if there is one.
+    pub(super) fn elsewhere(&self) -> Option<u64> {
+        let part = self.elsewhere.load(Ordering::Relaxed);
+        (part != 0).then_some(part)
+    }
+
+    async fn send(&self, call: &Call, is_wanted: impl Fn() -> bool) -> Result<Value, Undone> {
+        let order = Order::Script(&DECIDE, call);
+        self.way.send(self.slot, order, is_wanted, OnScattered::Return, &self.elsewhere).await
+    }
 }
 
 impl Carrier for Slot {
@@ -80,12 +93,12 @@ impl Carrier for Slot {
     ) -> Result<Value, Undone> {
         let blocks = self.blocks.load(Ordering::Relaxed);
         let call = Call::decide(names, None, requests.clone(), blocks);
-        let reply = self.way.send(self.slot, Order::Script(&DECIDE, &call), &is_wanted, OnScattered::Return).await?;
+        let reply = self.send(&call, &is_wanted).await?;
         if blocks || !Reply::wants_blocks(&reply) {
             return Ok(reply);
         }
         let call = Call::decide(names, None, requests, true);
-        self.way.send(self.slot, Order::Script(&DECIDE, &call), &is_wanted, OnScattered::Return).await
+        self.send(&call, &is_wanted).await
     }
 
     fn read<'v>(&self, reply: &'v Value) -> Result<Reply<'v>, Error> {

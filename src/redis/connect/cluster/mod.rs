@@ -49,6 +49,8 @@ struct Shared {
     /// The slot of each bucket.
     slots: Box<[u16]>,
     lines: Mutex<Vec<Line>>,
+    /// Heard by what goes on when its request has gone away.
+    behind: watch::Sender<()>,
 }
 
 /// What one runtime has of a cluster: tasks and connections die with their runtime.
@@ -63,7 +65,8 @@ struct Line {
 impl Cluster {
     pub(super) fn new(seeds: Seeds, names: Names) -> Self {
         let slots = (0..names.buckets).map(|bucket| slot_of(bucket.to_string().as_bytes())).collect();
-        Self(Arc::new(Shared { names, nodes: Arc::new(Nodes::new(seeds)), slots, lines: Mutex::default() }))
+        let (nodes, behind) = (Arc::new(Nodes::new(seeds)), watch::Sender::new(()));
+        Self(Arc::new(Shared { names, nodes, slots, lines: Mutex::default(), behind }))
     }
 
     pub(in crate::redis) fn names(&self) -> &Names {
@@ -110,13 +113,25 @@ impl Cluster {
         way.call(slot, Order::Script(&BLOCK, &call.block_without_flag())).await.map(drop)
     }
 
+    /// Waits until all has been given back that requests which went away were charged.
+    pub(in crate::redis) fn finish(&self) -> Answer<()> {
+        let behind = self.0.behind.clone();
+        Answer::pending(async move {
+            behind.closed().await;
+            Ok(())
+        })
+    }
+
     /// Returns which nodes have to answer about some subjects.
     pub(in crate::redis) fn parts<'k>(&self, subjects: impl IntoIterator<Item = &'k Key>) -> u64 {
         let parts = self.with_line(|line, _| {
             let chart = line.way.chart.borrow();
             let Some(map) = &chart.map else { return WHOLE };
-            let slots = subjects.into_iter().map(|subject| self.0.slots[self.bucket(subject)]);
-            slots.fold(0, |parts, slot| parts | map.owner(slot).map_or(WHOLE, |node| node.part()))
+            let part = |bucket: usize| {
+                let elsewhere = line.lanes[bucket].as_ref().and_then(|lane| lane.slot.elsewhere());
+                elsewhere.or_else(|| Some(map.owner(self.0.slots[bucket])?.part())).unwrap_or(WHOLE)
+            };
+            subjects.into_iter().fold(0, |parts, subject| parts | part(self.bucket(subject)))
         });
         parts.unwrap_or(WHOLE)
     }
@@ -148,7 +163,8 @@ impl Cluster {
         let nodes = Arc::clone(&self.0.nodes);
         runtime.spawn(keep_map(Arc::clone(&nodes), Arc::clone(&wish), sender));
         let lanes = self.0.slots.iter().map(|_| None).collect();
-        let mut line = Line { runtime: id, way: Way { chart, wish, nodes }, lanes, open: watch::Sender::new(()) };
+        let way = Way { chart, wish, nodes, behind: self.0.behind.clone() };
+        let mut line = Line { runtime: id, way, lanes, open: watch::Sender::new(()) };
         let done = act(&mut line, &runtime);
         lines.push(line);
         Ok(done)

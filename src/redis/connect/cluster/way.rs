@@ -1,4 +1,10 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value, aio::ConnectionLike};
 use tokio::{
@@ -27,6 +33,8 @@ pub(in crate::redis) struct Way {
     pub(super) chart: watch::Receiver<Chart>,
     pub(super) wish: Arc<Wish>,
     pub(super) nodes: Arc<Nodes>,
+    /// Whoever goes on when its request has gone away hears it until it is done.
+    pub(in crate::redis) behind: watch::Sender<()>,
 }
 
 /// What is sent to whoever serves a slot.
@@ -64,7 +72,7 @@ enum Asking {
 impl Way {
     /// Has an order carried out by whoever serves a slot, once. While its keys are scattered, it waits.
     pub(in crate::redis) async fn call(&self, slot: u16, order: Order<'_>) -> Result<Value, Error> {
-        match self.send(slot, order, || true, OnScattered::Wait).await {
+        match self.send(slot, order, || true, OnScattered::Wait, &AtomicU64::new(0)).await {
             Ok(value) => Ok(value),
             Err(Undone::Failed(error)) => Err(error),
             Err(Undone::Scattered) => Err(cut_off()),
@@ -74,7 +82,7 @@ impl Way {
     /// Has an order carried out by whoever serves a slot, once; does nothing, and returns nothing, if its keys are
     /// scattered.
     pub(in crate::redis) async fn call_or_scatter(&self, slot: u16, order: Order<'_>) -> Result<Option<Value>, Error> {
-        match self.send(slot, order, || true, OnScattered::Return).await {
+        match self.send(slot, order, || true, OnScattered::Return, &AtomicU64::new(0)).await {
             Ok(value) => Ok(Some(value)),
             Err(Undone::Failed(error)) => Err(error),
             Err(Undone::Scattered) => Ok(None),
@@ -84,13 +92,14 @@ impl Way {
     /// Has an order carried out by whoever serves a slot, at most once.
     ///
     /// It goes to another node, or again to the same one, only after an answer that proves that nothing was done, for
-    /// as long as it is wanted.
+    /// as long as it is wanted. `elsewhere` tells the part to which the slot's owner sends orders on, zero for none.
     pub(super) async fn send(
         &self,
         slot: u16,
         order: Order<'_>,
         is_wanted: impl Fn() -> bool,
         on_scattered: OnScattered,
+        elsewhere: &AtomicU64,
     ) -> Result<Value, Undone> {
         let began = Instant::now();
         let mut redirected: Option<(Arc<Node>, Asking)> = None;
@@ -117,7 +126,17 @@ impl Way {
             };
             let mut handle = connection.handle.clone();
             let error = match connection.tried(order.send(&mut handle, asking)).await {
-                Ok(value) => return Ok(value),
+                Ok(value) => {
+                    if !sent_on {
+                        elsewhere.store(0, Ordering::Relaxed);
+                    }
+                    return match order {
+                        Order::Script(_, call) => {
+                            Ok(connection.own(call, value).map_err(|error| of_node(&node, error))?)
+                        }
+                        Order::Command(_) => Ok(value),
+                    };
+                }
                 Err(failure) => failure,
             };
             let cure = self.cure(&error, &node);
@@ -135,6 +154,9 @@ impl Way {
                 _ if too_late => return Err(of_node(&node, error.into()).into()),
                 Cure::Go(there, asking) if hops < MOST_HOPS => {
                     hops += 1;
+                    if asking == Asking::Yes {
+                        elsewhere.store(there.part(), Ordering::Relaxed);
+                    }
                     redirected = Some((there, asking));
                 }
                 Cure::Go(..) | Cure::Scattered | Cure::Wait => {
