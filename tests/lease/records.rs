@@ -142,11 +142,11 @@ async fn a_body_that_is_longer_than_its_lease_is_renewed() {
 #[tokio::test]
 async fn a_body_that_breaks_off_is_parked_and_one_that_did_not_start_is_not() {
     for stage in stages() {
-        let once = Once::new(&stage.store, "x", KEPT).lease(ms(60));
-        let _ = tokio::time::timeout(ms(20), once.run("a", async |_| std::future::pending().await)).await;
+        let once = Once::new(&stage.store, "x", KEPT).lease(ms(400));
+        let _ = tokio::time::timeout(ms(100), once.run("a", async |_| std::future::pending().await)).await;
         let again = || once.run("a", async |_| Ok(b"again".to_vec()));
         assert!(matches!(again().await.expect("an answer"), Ran::Running { .. }));
-        sleep(ms(80)).await;
+        sleep(ms(420)).await;
         assert_eq!(again().await.expect("an answer"), Ran::Unknown { attempt: 1 });
         let taking_over = once.clone().takeover();
         let twice = taking_over.run("a", async |attempt| Ok(vec![u8::try_from(attempt.number()).expect("few")]));
