@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use tollgate::{Decision, Demand, Limiter, OnError, Policy, Quota};
 
 use crate::{
-    open,
+    open, patient,
     support::{
         cluster::{Cluster, id, info, run, slot_of, wait},
         server::Server,
@@ -231,9 +231,10 @@ async fn a_node_that_is_killed_under_load_is_replaced_by_its_replica_and_exactly
     let took = killed.elapsed();
     println!("decided again {took:?} after the kill, {degraded} decisions degraded; node timeout 1 s");
     assert!(took < Duration::from_secs(10), "{took:?}");
+    let patient = patient(&cluster.url());
     for (subject, passed) in subjects.iter().zip(&mut passed) {
         loop {
-            let decision = limiter.check(&LIMIT, subject).await;
+            let decision = patient.check(&LIMIT, subject).await;
             assert!(!decision.is_degraded(), "{decision:?}");
             if !decision.is_allowed() {
                 break;
