@@ -87,15 +87,6 @@ async fn by_a_server_that_is_made_a_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_a_server_that_lacks_its_replicas() {
-    each_choice_is_kept(
-        |scene| scene.run("CONFIG SET min-replicas-to-write 1"),
-        |scene| scene.run("CONFIG SET min-replicas-to-write 0"),
-    )
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn by_a_server_that_is_out_of_memory() {
     each_choice_is_kept(|scene| scene.run("CONFIG SET maxmemory 1"), |scene| scene.run("CONFIG SET maxmemory 0")).await;
 }
