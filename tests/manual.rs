@@ -102,8 +102,6 @@ fn a_newcomer_gets_what_the_first_page_prints() {
         .args(["-c", &script])
         .env("CARGO_TARGET_DIR", target)
         .env("CARGO_NET_OFFLINE", "true")
-        // What nobody debugs is built faster without.
-        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .stdin(Stdio::null())
         .output()
         .expect("bash");

@@ -121,15 +121,18 @@ async fn what_cannot_be_counted_is_told_when_it_is_built() {
 
 #[tokio::test]
 async fn a_grpc_request_is_told_status_8() {
-    let (address, peak) = serve_work(ConcurrencyLimitLayer::new(&Memory::new(), "work", 1), ms(300)).await;
+    let (address, peak) = serve_work(ConcurrencyLimitLayer::new(&Memory::new(), "work", 1), ms(1_500)).await;
     let first = tokio::spawn(fetch(address, "/"));
     while peak.now() == 0 {
         // The server runs on its own.
         tokio::time::sleep(ms(5)).await;
     }
-    let mut request = http::Request::get("/").body(axum::body::Body::empty()).expect("a request");
-    request.headers_mut().insert("content-type", "application/grpc".parse().expect("a value"));
-    let refused = support::http::send(address, None, request).await;
-    assert_eq!((refused.text("grpc-status"), refused.text("grpc-retry-pushback-ms")), (Some("8"), Some("1000")));
+    for content_type in ["application/grpc", "application/grpc-web+proto", "application/grpc-web-text"] {
+        let mut request = http::Request::get("/").body(axum::body::Body::empty()).expect("a request");
+        request.headers_mut().insert("content-type", content_type.parse().expect("a value"));
+        let refused = support::http::send(address, None, request).await;
+        assert_eq!((refused.text("grpc-status"), refused.text("grpc-retry-pushback-ms")), (Some("8"), Some("1000")));
+        assert_eq!(refused.text("content-type"), Some(content_type));
+    }
     first.await.expect("an end");
 }
