@@ -4,6 +4,7 @@
 //! cargo run --example axum                                        # in memory
 //! cargo run --example axum -- --redis redis://127.0.0.1:6379      # shared by all processes
 //! cargo run --example axum -- --config tollgate.toml --listen 127.0.0.1:4000
+//! cargo run --example axum -- --admin "$(openssl rand -hex 32)"   # and a page for operators, at /admin
 //! ```
 
 use std::{error::Error, net::SocketAddr};
@@ -14,7 +15,7 @@ use axum::{
     routing::{get, post},
 };
 use tokio::net::TcpListener;
-use tollgate::{Config, Limiter, Memory, Quota, RateLimitLayer, Redis, Rule};
+use tollgate::{Config, Limiter, Memory, Quota, RateLimitLayer, Redis, Rule, admin};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -30,12 +31,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // A changed file takes effect for as long as this is kept.
     let _watch = config.as_ref().map(|config| limit.watch(config));
 
-    let app = Router::new()
+    let operators = args.admin.as_ref().map(|token| admin::router(limit.limiter(), token)).transpose()?;
+    let mut app = Router::new()
         .route("/", get(|| async { "hello\n" }))
         .route("/health", get(|| async { "well\n" }))
         .route("/api/{*rest}", get(|| async { "api\n" }))
         .route("/login", post(login))
         .layer(limit);
+    if let Some(operators) = operators {
+        // After the limit, so that operators are not limited.
+        app = app.nest("/admin", operators);
+    }
 
     let listener = TcpListener::bind(args.listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
@@ -56,17 +62,20 @@ struct Args {
     listen: SocketAddr,
     config: Option<String>,
     redis: Option<String>,
+    admin: Option<String>,
 }
 
 impl Args {
     fn parse() -> Result<Self, lexopt::Error> {
         use lexopt::prelude::*;
-        let mut args = Self { listen: SocketAddr::from(([127, 0, 0, 1], 3000)), config: None, redis: None };
+        let mut args =
+            Self { listen: SocketAddr::from(([127, 0, 0, 1], 3000)), config: None, redis: None, admin: None };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("listen") => args.listen = parser.value()?.parse()?,
                 Long("config") => args.config = Some(parser.value()?.string()?),
+                Long("admin") => args.admin = Some(parser.value()?.string()?),
                 Long("redis") => args.redis = Some(parser.value()?.string()?),
                 _ => return Err(arg.unexpected()),
             }

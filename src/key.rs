@@ -38,6 +38,39 @@ impl Key {
         writer.finish()
     }
 
+    /// Makes the key that [`as_str`](Self::as_str) tells as this text; of text that no key is told as, the key that it
+    /// makes by itself.
+    ///
+    /// For what operators copy from a log or a page: `|` stands between the parts of a key, not in one.
+    ///
+    /// ```
+    /// use tollgate::Key;
+    ///
+    /// let key = Key::from_parts(["user:42", "a|b"]);
+    /// assert_eq!(Key::from_shown("user:42|a%7Cb"), key);
+    /// assert_eq!(Key::from_shown("zoë"), Key::from("zoë"));
+    /// ```
+    #[must_use]
+    pub fn from_shown(text: &str) -> Self {
+        let mut key = Key { len: 0, bytes: [0; Self::CAPACITY] };
+        match key.bytes.get_mut(..text.len()) {
+            Some(bytes) if is_shown(text.as_bytes()) => {
+                bytes.copy_from_slice(text.as_bytes());
+                key.len = u8::try_from(text.len()).expect("the capacity fits a byte");
+                key
+            }
+            _ => text.into(),
+        }
+    }
+
+    /// Makes the key of a secret alone, as [`KeyWriter::secret`] does.
+    #[cfg(feature = "admin")]
+    pub(crate) fn of_secret(secret: &str, secrets: &Secrets) -> Self {
+        let mut writer = KeyWriter::new(secrets);
+        writer.secret(secret);
+        writer.finish()
+    }
+
     /// Returns the key as text; it has printable ASCII only.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(self.as_bytes()).expect("a key is written as ASCII")
@@ -262,6 +295,16 @@ impl Secrets {
         }
     }
 
+    /// Stands for a key where its text is not to be read: the first 64 bits of its hash, keyed if there is a key.
+    #[cfg(feature = "admin")]
+    pub(crate) fn fingerprint(&self, key: &Key) -> String {
+        let hash: [u8; 32] = match &self.keyed {
+            Some(keyed) => keyed.clone().chain_update(key.as_bytes()).finalize().into_bytes().into(),
+            None => Sha256::digest(key.as_bytes()).into(),
+        };
+        hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     pub(crate) fn is_keyed(&self) -> bool {
         self.keyed.is_some()
     }
@@ -299,6 +342,28 @@ pub(crate) const fn fnv1a(bytes: &[u8]) -> u64 {
         i += 1;
     }
     hash
+}
+
+/// Returns true for what a key can be told as: plain bytes, escapes of others, separators and marks.
+fn is_shown(text: &[u8]) -> bool {
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        rest = match *first {
+            ESCAPE => {
+                let digit = |digit: &u8| UPPER_HEX.iter().position(|known| known == digit);
+                let [high, low, tail @ ..] = tail else { return false };
+                let (Some(high), Some(low)) = (digit(high), digit(low)) else { return false };
+                if u8::try_from(high * 16 + low).is_ok_and(is_plain) {
+                    return false;
+                }
+                tail
+            }
+            SEPARATOR | MARK => tail,
+            byte if is_plain(byte) => tail,
+            _ => return false,
+        };
+    }
+    true
 }
 
 /// Returns true for what is written as it is: printable ASCII but for what marks, separates and escapes, and braces.
@@ -347,9 +412,17 @@ mod tests {
         for (i, a) in keys.iter().enumerate() {
             assert!(a.as_str().bytes().all(|b| b.is_ascii_graphic()), "{a:?}");
             assert!(!a.as_str().contains(['{', '}']), "{a:?}");
+            assert_eq!(Key::from_shown(a.as_str()), *a);
             for b in &keys[..i] {
                 assert_ne!(a, b);
             }
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_key_is_made_one() {
+        for text in ["a b", "100%", "%zz", "%4", "%41", "%7c", "{0}", "ä", &"x".repeat(65)] {
+            assert_eq!(Key::from_shown(text), Key::from(text), "{text}");
         }
     }
 

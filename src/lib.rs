@@ -34,6 +34,7 @@
 //! | what happens on a bad day, and what to set | [`guide::failure`] |
 //! | which client obeys what, and how to set up proxies | [`guide::clients`], [`guide::proxies`] |
 //! | what a warning in the log means | [`guide::warnings`] |
+//! | a page for operators: rates, who is refused, one key explained, blocks; feature `admin` | `admin` |
 //! | numbers and events for operators, feature `metrics` | `metrics` |
 //! | hot keys at memory speed, within a bound | [`Policy::allotted`] |
 //! | what a limit means: quotas, algorithms, decisions; stores of your own | [`limit`] |
@@ -52,6 +53,7 @@
 //! | `tls` | TLS to Redis: `rediss://`, own authorities, client certificates | no |
 //! | `sentinel` | Redis behind Sentinel: `redis+sentinel://` | no |
 //! | `cluster` | Redis Cluster: `redis+cluster://` | no |
+//! | `admin` | an axum router for operators, with a page: `admin` | no |
 //! | `metrics` | numbers for dashboards and alerts, by the `metrics` facade: `metrics` | no |
 //! | `config` | rules from a TOML, JSON or YAML file: `Config` | no |
 //! | `redis-connection` | `Redis::from_connection`, for a connection of yours by the `redis` crate 1 | no |
@@ -63,6 +65,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "admin")]
+pub mod admin;
 #[cfg(all(test, feature = "redis"))]
 mod agreement;
 #[cfg(feature = "config")]

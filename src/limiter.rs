@@ -1,6 +1,10 @@
 //! The limiter: a store inside its shields.
 
 mod observer;
+#[cfg(feature = "admin")]
+mod refused;
+#[cfg(feature = "admin")]
+mod view;
 
 use std::{
     future::Future,
@@ -14,6 +18,11 @@ use std::{
 use tokio::{runtime::Handle, sync::watch, time};
 
 use self::observer::{Noted, Observer};
+#[cfg(feature = "admin")]
+pub(crate) use self::{
+    refused::{Most, SPAN},
+    view::{RuleCounts, View},
+};
 
 use crate::{
     error::Error,
@@ -75,7 +84,10 @@ struct Gate {
     shielded: Shielded,
     tuning: Arc<Tuning>,
     observer: Observer,
-    names: Mutex<Vec<Name>>,
+    #[cfg(feature = "admin")]
+    vitals: Arc<Vitals>,
+    /// Those that layers have claimed names for.
+    policies: Mutex<Vec<Policy>>,
     /// Each correction on its way hears it.
     settling: watch::Sender<()>,
 }
@@ -389,12 +401,21 @@ impl Limiter {
     /// Claims a policy's name for as long as the registration lives.
     pub(crate) fn register(&self, policy: &Policy) -> Result<Registration, Error> {
         let name = policy.shared_name();
-        let mut names = self.gate.names();
-        if names.contains(name) {
+        let mut policies = self.gate.policies();
+        if policies.iter().any(|other| other.name() == policy.name()) {
             return Err(Error::invalid(format!("policy `{name}`: the limiter has one of that name already")));
         }
-        names.push(name.clone());
+        policies.push(policy.clone());
         Ok(Registration { name: name.clone(), gate: Arc::clone(&self.gate) })
+    }
+
+    /// Returns the policies by which layers count in this limiter: their rules, as they are now.
+    ///
+    /// A rule's exceptions and look-ups may give some of its keys another quota. Policies that are handed to
+    /// [`check`](Self::check) and its like are not among them.
+    #[must_use]
+    pub fn policies(&self) -> Vec<Policy> {
+        self.gate.policies().clone()
     }
 }
 
@@ -410,11 +431,18 @@ impl Registration {
     pub(crate) fn name(&self) -> &str {
         self.name.as_str()
     }
+
+    /// Takes note that the policy of this name has changed.
+    pub(crate) fn renew(&self, policy: &Policy) {
+        if let Some(known) = self.gate.policies().iter_mut().find(|known| known.name() == policy.name()) {
+            known.clone_from(policy);
+        }
+    }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.gate.names().retain(|name| *name != self.name);
+        self.gate.policies().retain(|policy| *policy.shared_name() != self.name);
     }
 }
 
@@ -452,7 +480,8 @@ impl Gate {
         let failover = Failover::new(Arc::clone(&bare), Arc::clone(&tuning), Arc::clone(&vitals));
         // A store in this process answers as fast as a cache or an allotment in front of it.
         let shielded = if bare.is_shared() {
-            Shielded::Shared(Allotment::new(Box::new(DenyCache::new(failover, Arc::clone(&tuning), vitals))))
+            let deny_cache = DenyCache::new(failover, Arc::clone(&tuning), Arc::clone(&vitals));
+            Shielded::Shared(Allotment::new(Box::new(deny_cache)))
         } else {
             Shielded::Local(Box::new(failover))
         };
@@ -461,7 +490,9 @@ impl Gate {
             shielded,
             tuning,
             observer: Observer::default(),
-            names: Mutex::default(),
+            #[cfg(feature = "admin")]
+            vitals,
+            policies: Mutex::default(),
             settling: watch::Sender::new(()),
         }
     }
@@ -493,8 +524,8 @@ impl Gate {
         }
     }
 
-    fn names(&self) -> MutexGuard<'_, Vec<Name>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    fn policies(&self) -> MutexGuard<'_, Vec<Policy>> {
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -144,8 +144,11 @@ fn every_link_leads_somewhere_and_every_page_is_found() {
     for page in &pages {
         let name = page.trim_end_matches(".md");
         assert!(index.contains(&format!("| [{page}] |")), "docs/README.md lacks {page}");
-        // That of metrics is the page of a module.
-        assert!(name == "metrics" || manual.contains(&format!("    {name}\n")), "src/guide.rs lacks {name}");
+        // Those are the pages of modules.
+        assert!(
+            ["metrics", "admin"].contains(&name) || manual.contains(&format!("    {name}\n")),
+            "src/guide.rs lacks {name}"
+        );
         assert!(machines.contains(&format!("(docs/{page})")), "llms.txt lacks {page}");
     }
     let all = pages.iter().map(|page| format!("docs/{page}"));

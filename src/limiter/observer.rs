@@ -1,8 +1,12 @@
+#[cfg(feature = "admin")]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, sync::OnceLock};
 
 use smallvec::SmallVec;
 use tracing::Level;
 
+#[cfg(feature = "admin")]
+use super::refused::Refused;
 use crate::{
     key::Key,
     limit::{Decision, Demand, Outcome, Policy},
@@ -16,7 +20,25 @@ use crate::{
 pub(super) struct Observer {
     /// Made by the first decision that is looked at.
     rules: OnceLock<Rules>,
+    /// Made when an operator is given a view of this limiter.
+    #[cfg(feature = "admin")]
+    board: OnceLock<Board>,
+    /// Set if it is nobody's business.
+    #[cfg(feature = "admin")]
+    pub(super) is_private: bool,
 }
+
+/// What operators see beside the counts.
+#[cfg(feature = "admin")]
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    pub(super) refused: Refused,
+    pub(super) shadow_refused: Refused,
+}
+
+/// How often each [`Tally`] was counted.
+#[cfg(feature = "admin")]
+pub(crate) type Counts = [u64; Tally::ALL.len()];
 
 /// The rules that were seen so far, found by their names without a lock. None is ever taken out, so there is a bound.
 struct Rules {
@@ -31,6 +53,8 @@ struct Rule {
     /// There is none for the others.
     policy: Option<Policy>,
     meter: RuleMeter,
+    #[cfg(feature = "admin")]
+    counts: [AtomicU64; Tally::ALL.len()],
 }
 
 /// A demand, as much of it as is taken note of.
@@ -60,6 +84,10 @@ impl Observer {
     /// Returns true if anybody looks.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
+        #[cfg(feature = "admin")]
+        if self.is_private || self.board.get().is_some() {
+            return !self.is_private;
+        }
         cfg!(feature = "metrics") || tracing::enabled!(target: "tollgate::decision", Level::DEBUG)
     }
 
@@ -127,9 +155,33 @@ impl Observer {
                 rule.count(tally);
             }
         }
+        #[cfg(feature = "admin")]
+        if let Some(board) = self.board.get() {
+            match said {
+                Some(Tally::Refused) => board.refused.add(policy, subject),
+                Some(Tally::ShadowRefused) => board.shadow_refused.add(policy, subject),
+                _ => {}
+            }
+        }
         if let Some(said) = said {
             tell(said, policy, subject, outcome, decision);
         }
+    }
+}
+
+#[cfg(feature = "admin")]
+impl Observer {
+    /// Returns what operators see; from the first time on it is kept.
+    pub(super) fn board(&self) -> &Board {
+        self.board.get_or_init(Board::default)
+    }
+
+    /// Returns what was counted of each rule so far; without a policy, of those for which there was no place.
+    pub(super) fn counts(&self) -> Vec<(Option<Policy>, Counts)> {
+        let rules = self.rules.get_or_init(Rules::new);
+        let all = rules.seen.iter().filter_map(OnceLock::get).map(|rule| &**rule).chain([&rules.others]);
+        let read = |rule: &Rule| rule.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        all.map(|rule| (rule.policy.clone(), read(rule))).collect()
     }
 }
 
@@ -182,11 +234,18 @@ impl fmt::Debug for Rules {
 
 impl Rule {
     fn new(name: &str, policy: Option<Policy>) -> Self {
-        Self { policy, meter: RuleMeter::new(name) }
+        Self {
+            policy,
+            meter: RuleMeter::new(name),
+            #[cfg(feature = "admin")]
+            counts: Default::default(),
+        }
     }
 
     fn count(&self, tally: Tally) {
         self.meter.count(tally);
+        #[cfg(feature = "admin")]
+        self.counts[tally.place()].fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -191,6 +191,10 @@ impl Store for Redis {
         self.connections.parts(demands)
     }
 
+    fn is_connected(&self) -> Option<bool> {
+        self.connections.is_connected()
+    }
+
     fn is_shared(&self) -> bool {
         true
     }

@@ -9,6 +9,8 @@ mod print;
 mod tuning;
 mod vitals;
 
+#[cfg(feature = "admin")]
+pub(crate) use self::vitals::Seen;
 pub(crate) use self::{
     allotment::Allotment,
     deny_cache::DenyCache,

@@ -1,6 +1,6 @@
 use std::sync::{
     OnceLock,
-    atomic::{AtomicI32, Ordering},
+    atomic::{AtomicI32, AtomicU64, Ordering},
 };
 
 use tokio::time::Instant;
@@ -15,7 +15,25 @@ use crate::{
 pub(crate) struct Vitals {
     /// Below zero for a moment, if one closes before it is noted that it has opened.
     breakers_open: AtomicI32,
+    deny_cache_hits: AtomicU64,
+    calls: AtomicU64,
+    failures: AtomicU64,
+    micros: AtomicU64,
     meter: OnceLock<StoreMeter>,
+}
+
+/// What was seen until a moment.
+#[cfg(feature = "admin")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// The parts of the store that are left alone.
+    pub(crate) breakers_open: u32,
+    pub(crate) deny_cache_hits: u64,
+    pub(crate) calls: u64,
+    /// Those of them that brought no decision.
+    pub(crate) failures: u64,
+    /// The time that all calls took together, in microseconds.
+    pub(crate) micros: u64,
 }
 
 impl Vitals {
@@ -23,6 +41,7 @@ impl Vitals {
         if !COUNTS {
             return;
         }
+        self.deny_cache_hits.fetch_add(1, Ordering::Relaxed);
         self.meter().deny_cache_hit();
     }
 
@@ -39,7 +58,11 @@ impl Vitals {
             Some(error) if error.is_timeout() => CallResult::TimedOut,
             Some(_) => CallResult::Failed,
         };
-        self.meter().called(result, began.elapsed());
+        let long = began.elapsed();
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.failures.fetch_add(failed.is_some().into(), Ordering::Relaxed);
+        self.micros.fetch_add(u64::try_from(long.as_micros()).unwrap_or(0), Ordering::Relaxed);
+        self.meter().called(result, long);
     }
 
     pub(super) fn breaker_opened(&self) {
@@ -52,6 +75,18 @@ impl Vitals {
         self.breakers_open.fetch_sub(1, Ordering::Relaxed);
         self.meter().breakers_closed(1);
         tracing::debug!(name: "breaker_closed", target: "tollgate::store", "a breaker has closed: the store is asked again");
+    }
+
+    #[cfg(feature = "admin")]
+    pub(crate) fn seen(&self) -> Seen {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Seen {
+            breakers_open: u32::try_from(self.breakers_open.load(Ordering::Relaxed)).unwrap_or(0),
+            deny_cache_hits: read(&self.deny_cache_hits),
+            calls: read(&self.calls),
+            failures: read(&self.failures),
+            micros: read(&self.micros),
+        }
     }
 
     fn meter(&self) -> &StoreMeter {
@@ -68,4 +103,4 @@ impl Drop for Vitals {
 }
 
 /// Whether anybody can look: else nothing is counted.
-const COUNTS: bool = cfg!(feature = "metrics");
+const COUNTS: bool = cfg!(any(feature = "metrics", feature = "admin"));

@@ -312,6 +312,7 @@ impl RateLimitLayer {
                 _ => Arc::new(shared.limiter.register(&rule.policy)?),
             });
         }
+        kept.iter().zip(&built).for_each(|(name, rule)| name.renew(&rule.policy));
         shared.rules = built;
         shared.set[1] = options;
         shared.update();

@@ -237,6 +237,22 @@ impl Connections {
         1
     }
 
+    /// Returns whether some runtime's connection is up; `None` if nobody has asked for one yet, or there are many.
+    pub(super) fn is_connected(&self) -> Option<bool> {
+        #[cfg(feature = "cluster")]
+        if self.cluster.is_some() {
+            return None;
+        }
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_up = |line: &Line| match &*line.state.borrow() {
+            State::Up(connection) => !connection.is_broken(),
+            State::Connecting | State::Down(_) => false,
+        };
+        let mut kept_up = lines.iter().filter(|line| line.is_kept_up()).peekable();
+        kept_up.peek()?;
+        Some(kept_up.any(is_up))
+    }
+
     /// Returns this runtime's connection if it is there.
     #[cfg(feature = "cluster")]
     fn up(&self) -> Option<Connection> {
