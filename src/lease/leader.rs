@@ -69,6 +69,19 @@ pub enum Election {
 }
 
 /// Hears what happens to one who campaigns.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use tollgate::{Memory, lease::{Election, Leader}};
+///
+/// let leader = Leader::new(&Memory::new(), "scheduler");
+/// let mut events = leader.events();
+/// let term = leader.campaign().await?;
+/// assert!(matches!(events.next().await, Some(Election::Elected(fence)) if Some(fence) == term.fence()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Elections(broadcast::Receiver<Election>);
 

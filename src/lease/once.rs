@@ -96,6 +96,22 @@ impl Ran {
 pub struct NotStarted;
 
 /// An attempt, as its body sees it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Memory, lease::Once};
+///
+/// let mails = Once::new(&Memory::new(), "welcome", Duration::from_secs(3_600));
+/// let ran = mails.run("user:42", async |attempt| {
+///     assert_eq!(attempt.number(), 1);
+///     Ok(attempt.fence().to_string().into_bytes())
+/// }).await?;
+/// assert!(ran.outcome().is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Attempt {
     number: u32,

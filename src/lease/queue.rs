@@ -9,6 +9,22 @@ use crate::key::Key;
 /// or dead. A claim that has ended puts its job back by itself: the next claim finds it.
 ///
 /// A reply does not borrow: a store takes what it needs before it returns.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Key, Memory, lease::{ClaimAsk, NewJob, QueueStore, Token}};
+///
+/// let (store, queue) = (Memory::new(), Key::from("mails"));
+/// assert!(store.push(&queue, &NewJob::new("7", "to: user 42")).await?);
+/// let ask = ClaimAsk::new(Token::random()?, 1, Duration::from_secs(30), 5);
+/// let claimed = store.claim(&queue, &ask).await?;
+/// assert_eq!(claimed.jobs[0].payload, b"to: user 42");
+/// assert!(store.ack(&queue, &claimed.jobs[0].id, ask.token).await?);
+/// # Ok(())
+/// # }
+/// ```
 pub trait QueueStore: fmt::Debug + Send + Sync + 'static {
     /// Adds a job; returns false, and does nothing, if one of that id is there.
     fn push(&self, queue: &Key, job: &NewJob) -> Reply<bool>;

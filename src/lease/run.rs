@@ -14,6 +14,20 @@ use super::{
 use crate::error::Error;
 
 /// Why a body did not run to its end under its lease.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Memory, lease::Lock};
+///
+/// let lock = Lock::new(&Memory::new(), "order:7").wait(Duration::from_millis(1));
+/// let _other = lock.acquire().await?;
+/// let error = lock.run(async |_| "shipped").await.expect_err("another one holds it");
+/// assert!(!error.is_lost() && error.into_output().is_none());
+/// # Ok(())
+/// # }
+/// ```
 pub struct RunError<T> {
     error: Error,
     output: Option<T>,
