@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use self::server::Server;
 use crate::{
     Decision, Demand, Key, Memory, Policy, Quota, Redis,
-    limit::{Adjustment, Algorithm, Micros, Outcome, Outcomes, Proof, State, Store},
+    limit::{Adjustment, Algorithm, Escalation, Micros, Outcome, Outcomes, Proof, State, Store, Strikes},
     memory::ManualClock,
 };
 
@@ -81,9 +81,13 @@ fn usual_op() -> impl Strategy<Value = Op> {
 const POLICIES: usize = 7;
 const QUOTAS: usize = 4;
 
-fn policy(index: usize, quota: usize) -> Policy {
-    let quota = |texts: [&str; QUOTAS]| texts[quota].parse::<Quota>().expect("a quota");
-    match index {
+fn policy(index: usize, quota_index: usize) -> Policy {
+    let quota = |texts: [&str; QUOTAS]| texts[quota_index].parse::<Quota>().expect("a quota");
+    let escalation = |after, [within, block, up_to]: [u64; 3]| {
+        let [within, block, up_to] = [within, block, up_to].map(Duration::from_millis);
+        Escalation::new(after, within, block).up_to(up_to)
+    };
+    let policy = match index {
         0 => Policy::fixed_window("fixed", quota(["5/1s", "10/1s", "2/1s", "5/3s"])),
         1 => Policy::fixed_window("aligned", quota(["5/1s", "10/1s", "2/1s", "5/3s"])).aligned(),
         2 => Policy::sliding_window("log", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
@@ -92,6 +96,13 @@ fn policy(index: usize, quota: usize) -> Policy {
         6 => Policy::sliding_counter("counter", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
         3 => Policy::token_bucket("slow", quota(["5/1s", "10/1s", "2/1s", "7/3s"])),
         _ => Policy::token_bucket("fast", quota(["2000/s", "997/s", "90/s", "100000/s"])).burst(9),
+    };
+    match (index, quota_index) {
+        // Of each algorithm one escalates, and those beside it do not.
+        (0 | 2 | 3 | 6, 0) => policy.escalate(escalation(2, [1_000, 300, 1_000])),
+        (0 | 2 | 3 | 6, 1) => policy.escalate(escalation(3, [400, 1_000, 5_000])),
+        (0 | 2 | 3 | 6, 2) => policy.escalate(escalation(1, [50, 50, 150])),
+        _ => policy,
     }
 }
 
@@ -108,6 +119,7 @@ struct Trio {
     policies: Vec<Policy>,
     pure: HashMap<(usize, usize), State>,
     blocked_until: HashMap<(usize, usize), Micros>,
+    strikes: HashMap<(usize, usize), Strikes>,
     memory: Memory,
     clock: ManualClock,
     redis: Redis,
@@ -141,6 +153,7 @@ impl Trio {
             policies,
             pure: HashMap::new(),
             blocked_until: HashMap::new(),
+            strikes: HashMap::new(),
             memory,
             clock,
             redis,
@@ -171,14 +184,12 @@ impl Trio {
             Op::Block(index, subject, long) => {
                 let (policy, key, time) = (&self.policies[*index], subject_key(*subject), Duration::from_micros(*long));
                 self.blocked_until.insert((*index, *subject), self.now + long);
+                if *long == 0 {
+                    self.strikes.remove(&(*index, *subject));
+                }
                 rt.block_on(self.memory.block(policy, &key, time)).expect("memory blocks");
                 rt.block_on(self.redis_now().block(policy, &key, time)).expect("redis blocks");
-                // Time stands still here and not on the server.
-                let (prefix, bucket) = (&self.prefix, key.bucket(256));
-                let key = format!("{prefix}:1:{{{bucket}}}:b:{}", key.as_str());
-                for key in [key, format!("{prefix}:1:blocks")] {
-                    let _: () = redis::cmd("PEXPIRE").arg(&key).arg(MUCH_MS).query(admin).expect("PEXPIRE");
-                }
+                self.keep_penalties(*index, *subject, admin);
             }
             Op::Reset(index, subject) => {
                 let (policy, key) = (&self.policies[*index], subject_key(*subject));
@@ -220,6 +231,9 @@ impl Trio {
             }
         }
         self.check_lifetimes(rt, admin);
+        for (index, subject, ..) in &asked {
+            self.keep_penalties(*index, *subject, admin);
+        }
     }
 
     fn decide_purely(&mut self, asked: &[(usize, usize, u64, bool)], demands: &[Demand<'_>]) -> Decision {
@@ -252,6 +266,20 @@ impl Trio {
                     let receipt = state.charge(policy, now, cost);
                     let standing = state.standing(policy, now, cost);
                     *outcome = Outcome::allowed(policy, standing, receipt).in_shadow(demand.is_shadow());
+                }
+            }
+        } else {
+            for (((index, subject, ..), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
+                if let Some(escalation) = demand.escalation()
+                    && !outcome.is_allowed()
+                    && !outcome.is_blocked()
+                {
+                    let place = (*index, *subject);
+                    let long = self.strikes.entry(place).or_default().count(escalation, now);
+                    if long > 0 {
+                        self.blocked_until.insert(place, now + long);
+                        *outcome = outcome.clone().blocked_for(long);
+                    }
                 }
             }
         }
@@ -328,9 +356,26 @@ impl Trio {
     fn end_blocks(&mut self, rt: &Runtime) {
         let over: Vec<_> = self.blocked_until.extract_if(|_, until| *until <= self.now).collect();
         for ((index, subject), _) in over {
+            self.strikes.remove(&(index, subject));
             let (policy, key) = (&self.policies[index], subject_key(subject));
             rt.block_on(self.memory.block(policy, &key, Duration::ZERO)).expect("memory lifts a block");
             rt.block_on(self.redis_now().block(policy, &key, Duration::ZERO)).expect("redis lifts a block");
+        }
+    }
+
+    /// Lets what is kept of blocks live on, since time stands still here and not on the server.
+    fn keep_penalties(&self, index: usize, subject: usize, admin: &mut redis::Connection) {
+        let (prefix, policy, key) = (&self.prefix, self.policies[index].name(), subject_key(subject));
+        let (bucket, key) = (key.bucket(256), key.as_str());
+        for name in [
+            format!("{prefix}:1:{{{bucket}}}:b:{key}"),
+            format!("{prefix}:1:{{{bucket}}}:r:{policy}:{key}"),
+            format!("{prefix}:1:blocks"),
+            format!("{prefix}:1:{{{bucket}}}:blocks"),
+        ] {
+            let left: i64 = redis::cmd("PTTL").arg(&name).query(admin).expect("PTTL");
+            assert_ne!(left, -1, "{name} has no expiry");
+            let _: () = redis::cmd("PEXPIRE").arg(&name).arg(MUCH_MS).query(admin).expect("PEXPIRE");
         }
     }
 

@@ -288,7 +288,7 @@ impl Limiter {
         self.gate.store().block(policy, &subject.into(), long).await
     }
 
-    /// Lifts a block.
+    /// Lifts a block, an operator's or one that a policy [escalated](Policy::escalate) to, and forgets what led to it.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ use proptest::{collection::vec, prelude::*};
 use support::{calls, server::Server};
 use tollgate::{
     Demand, Key, Limiter, ManualClock, Memory, OnError, Policy, Quota, Redis,
-    limit::{Adjustment, Answer, Charge, Outcome, Store},
+    limit::{Adjustment, Answer, Charge, Escalation, Outcome, Store},
 };
 
 /// A store that passes for a shared one, with a clock that a test moves. It counts how often it is asked.
@@ -51,11 +51,14 @@ fn remote(max_age: Duration) -> (Limiter, ManualClock, Arc<AtomicUsize>) {
 
 fn policies() -> [Policy; 5] {
     let quota: Quota = "6/600ms".parse().expect("a quota");
+    let escalation = |after, block| {
+        Escalation::new(after, Duration::from_millis(600), Duration::from_millis(block)).up_to(Duration::from_secs(1))
+    };
     [
         Policy::fixed_window("fixed", quota),
         Policy::fixed_window("aligned", quota).aligned(),
-        Policy::sliding_window("sliding", quota),
-        Policy::token_bucket("bucket", quota),
+        Policy::sliding_window("sliding", quota).escalate(escalation(3, 300)),
+        Policy::token_bucket("bucket", quota).escalate(escalation(2, 150)),
         Policy::token_bucket("fast", Quota::per_second(900)).burst(8),
     ]
 }

@@ -7,14 +7,14 @@ use http::Method;
 use super::{
     keys::{Keys, Manner},
     read::Fields,
-    schema::{CLIENT_IP, FILE, HEADERS, MATCH, NOT, OVERRIDE, RULE, STORE},
+    schema::{CLIENT_IP, ESCALATE, FILE, HEADERS, MATCH, NOT, OVERRIDE, RULE, STORE},
     source::{Faults, did_you_mean},
     value::{Kind, Value, shown},
 };
 use crate::{
     error::Error,
     layer::{ClientIp, Dialect, Exception, KeyExtractor, Options, PathPattern, Rule, client_ip},
-    limit::{Algorithm, OnError, Policy, Quota},
+    limit::{Algorithm, Escalation, OnError, Policy, Quota},
     memory::WhenFull,
 };
 
@@ -305,6 +305,9 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
     if fields.boolean("settled", faults) == Some(true) {
         rule = rule.settled();
     }
+    if let Some(escalation) = read_escalation(fields, faults) {
+        rule = rule.escalate(escalation);
+    }
     let parts = keys.as_ref().map_or(1, Keys::len);
     for (values, exception) in read_overrides(fields, quota, algorithm, parts, faults) {
         rule = rule.except(values, exception);
@@ -312,6 +315,27 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
     rule = read_mode(rule, fields, faults);
     rule = read_match(rule, fields, faults);
     Some(RuleDraft { rule, keys: keys? })
+}
+
+fn read_escalation(fields: Fields<'_>, faults: &mut Faults) -> Option<Escalation> {
+    let fields = fields.table("escalate", "`escalate`", &ESCALATE, faults)?;
+    let after = fields.integer("after", faults).and_then(|after| u32::try_from(after).ok());
+    let [within, block, up_to] = ["within", "block", "up_to"].map(|name| {
+        let (time, value) = (fields.duration(name, faults)?, fields.get(name)?);
+        if Escalation::try_new(1, time, time).is_err() {
+            faults.add(value.at, format!("`{name}` is {}; it must be `1ms` to `366d`", value.called()));
+            return None;
+        }
+        Some((time, value))
+    });
+    let (within, (block, first), up_to) = (within?.0, block?, up_to);
+    let escalation = Escalation::try_new(after?, within, block).ok()?;
+    let Some((longest, value)) = up_to else { return Some(escalation) };
+    let tell = |_: &Error| {
+        let what = format!("`up_to` is {}, and the first `block` is {}", value.called(), first.called());
+        faults.add(value.at, what + "; write no less, or leave it out");
+    };
+    escalation.try_up_to(longest).inspect_err(tell).ok()
 }
 
 fn algorithm(word: &str) -> Algorithm {

@@ -474,6 +474,13 @@ pub(super) static RULE: Table = Table {
             about: "Says that it limits what the server can do, not what one client may: refusals are 503.",
         },
         Key {
+            name: "escalate",
+            takes: Takes::Table(&ESCALATE),
+            default: "none",
+            example: "{ after = 10, within = \"1m\", block = \"10m\" }",
+            about: "Blocks a key that it refuses again and again, twice as long each time.",
+        },
+        Key {
             name: "match",
             takes: Takes::Table(&MATCH),
             default: "all requests",
@@ -501,6 +508,39 @@ pub(super) static RULE: Table = Table {
             default: "that of `store`",
             example: "\"deny\"",
             about: "What it decides when the store cannot answer.",
+        },
+    ],
+};
+
+pub(super) static ESCALATE: Table = Table {
+    keys: &[
+        Key {
+            name: "after",
+            takes: Takes::Integer(1, 4_294_967_295),
+            default: REQUIRED,
+            example: "10",
+            about: "How many refusals lead to a block.",
+        },
+        Key {
+            name: "within",
+            takes: Takes::Duration,
+            default: REQUIRED,
+            example: "\"1m\"",
+            about: "For how long refusals are counted together, from the first.",
+        },
+        Key {
+            name: "block",
+            takes: Takes::Duration,
+            default: REQUIRED,
+            example: "\"10m\"",
+            about: "How long the first block is; clients are told 429 and when it ends.",
+        },
+        Key {
+            name: "up_to",
+            takes: Takes::Duration,
+            default: "`\"1d\"`, or `block` if that is longer",
+            example: "\"7d\"",
+            about: "How long a block can become. When so long has passed after one without another, the next is the first again.",
         },
     ],
 };

@@ -59,6 +59,13 @@ pub trait KeyExtractor: fmt::Debug + Send + Sync + 'static {
         key.text(values.next().unwrap_or_default());
     }
 
+    /// Returns true if an address shares its key with no other, so that an exception for it is found by its key.
+    #[doc(hidden)]
+    fn is_alone(&self, address: IpAddr) -> bool {
+        let _ = address;
+        false
+    }
+
     /// Returns true if it is meant to give each client a key of its own; the default is false.
     ///
     /// A warning tells when a rule by such a key has seen a thousand requests and no second key.
@@ -82,6 +89,10 @@ impl<T: KeyExtractor + ?Sized> KeyExtractor for Arc<T> {
 
     fn address(&self, request: &Parts) -> Option<IpAddr> {
         (**self).address(request)
+    }
+
+    fn is_alone(&self, address: IpAddr) -> bool {
+        (**self).is_alone(address)
     }
 
     fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {

@@ -310,6 +310,11 @@ impl Outcome {
         Self::of(policy, standing, Receipt::NONE, false)
     }
 
+    /// Refuses it for as long as the subject is blocked; for a [`Store`](super::Store) of your own.
+    pub fn block(policy: &Policy, long: Duration) -> Self {
+        Self::refuse(policy, 0, Some(long)).blocked_for(micros(long).max(1))
+    }
+
     /// Sets the time until one more unit is left, and the time until nothing is used any more.
     #[must_use]
     pub fn with_times(mut self, next_unit_in: Duration, full_in: Duration) -> Self {
@@ -362,7 +367,8 @@ impl Outcome {
         self.allowed
     }
 
-    /// Returns true if an operator has blocked the subject under this policy.
+    /// Returns true if the subject is blocked under this policy: by an operator, or by what the policy [escalates
+    /// to](super::Policy::escalate).
     pub fn is_blocked(&self) -> bool {
         self.blocked
     }

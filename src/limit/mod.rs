@@ -16,6 +16,7 @@ mod answer;
 mod bounds;
 mod charge;
 mod decision;
+mod escalation;
 mod fixed_window;
 mod policy;
 mod quota;
@@ -31,6 +32,7 @@ pub use self::{
     answer::{Answer, Promise},
     charge::{Adjustment, Charge, Receipt},
     decision::{Decision, Outcome},
+    escalation::Escalation,
     policy::{OnError, Policy},
     quota::Quota,
     store::{Demand, Store},
@@ -39,6 +41,7 @@ pub(crate) use self::{
     algorithm::{Standing, State, Told},
     answer::Pending,
     charge::Settler,
+    escalation::Strikes,
     policy::Name,
     quota::MAX_UNITS,
 };

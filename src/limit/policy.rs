@@ -1,6 +1,6 @@
 use std::{borrow::Cow, fmt, num::NonZeroU32, sync::Arc};
 
-use super::{Algorithm, MAX_UNITS, Quota};
+use super::{Algorithm, Escalation, MAX_UNITS, Quota};
 use crate::{error::Error, key::fnv1a};
 
 /// A named quota and the algorithm that counts it.
@@ -31,6 +31,7 @@ pub struct Policy {
     capacity: u32,
     /// The share of the capacity that each process may hold drawn ahead; zero if none.
     allotted_percent: u8,
+    escalation: Option<Escalation>,
     /// Ticks that one unit takes to refill; zero where nothing refills.
     interval: u64,
     /// Stands for the name.
@@ -247,6 +248,16 @@ impl Policy {
         Ok(self)
     }
 
+    /// Blocks a subject that is refused again and again, longer each time.
+    ///
+    /// Kept by [`Memory`](crate::Memory) and `Redis`; a store of your own has to go by [`Demand::escalation`].
+    ///
+    /// [`Demand::escalation`]: super::Demand::escalation
+    pub const fn escalate(mut self, escalation: Escalation) -> Self {
+        self.escalation = Some(escalation);
+        self
+    }
+
     /// Returns the name.
     pub fn name(&self) -> &str {
         self.name.as_str()
@@ -275,6 +286,10 @@ impl Policy {
     /// Returns what is decided when the store cannot answer.
     pub const fn on_error_choice(&self) -> OnError {
         self.on_error
+    }
+
+    pub(crate) const fn escalation(&self) -> Option<&Escalation> {
+        self.escalation.as_ref()
     }
 
     pub(crate) const fn shared_name(&self) -> &Name {
@@ -337,6 +352,7 @@ impl Policy {
             on_error: OnError::Local,
             capacity,
             allotted_percent: 0,
+            escalation: None,
             interval,
             tag,
         }

@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 #[cfg(doc)]
 use super::Outcome;
-use super::{Adjustment, Answer, Decision, MAX_UNITS, OnError, Policy};
+use super::{Adjustment, Answer, Decision, Escalation, MAX_UNITS, OnError, Policy};
 use crate::{error::Error, key::Key};
 
 /// Keeps the state of limits and decides on it.
@@ -251,6 +251,12 @@ impl<'a> Demand<'a> {
     /// Returns the policy.
     pub fn policy(&self) -> &'a Policy {
         self.policy
+    }
+
+    /// Returns what the policy's refusal leads to, if it counts for that: the demand is one in earnest.
+    pub fn escalation(&self) -> Option<&'a Escalation> {
+        let counts = self.cost > 0 && !self.shadow && !self.ahead;
+        if counts { self.policy.escalation() } else { None }
     }
 
     /// Returns whose units they are.

@@ -1,19 +1,15 @@
 use std::{
-    collections::HashMap,
     fmt,
     hash::{BuildHasher, Hasher},
     mem,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use foldhash::{SharedSeed, quality::SeedableRandomState};
 use hashbrown::{HashTable, hash_table::OccupiedEntry};
 use smallvec::SmallVec;
 
-use super::WhenFull;
+use super::{WhenFull, penalty::Penalties};
 use crate::{
     key::Key,
     limit::{Adjustment, Decision, Demand, Micros, Outcome, Policy, State, Told},
@@ -25,20 +21,13 @@ pub(super) struct Table {
     shards: Box<[Apart]>,
     max_keys: usize,
     when_full: WhenFull,
-    blocks: Blocks,
+    penalties: Penalties,
 }
 
 /// A shard in a cache line of its own, so that threads on different shards don't wait for each other's.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Apart(Mutex<Shard>);
-
-/// Who is blocked until when: hardly ever anybody.
-#[derive(Debug, Default)]
-struct Blocks {
-    count: AtomicUsize,
-    ends: Mutex<HashMap<Print, Micros>>,
-}
 
 #[derive(Debug, Default)]
 struct Shard {
@@ -62,7 +51,21 @@ struct Entry {
 ///
 /// Two of them are the same with a probability of 2⁻¹²⁸, and nobody outside can look for such a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Print([u64; 2]);
+pub(super) struct Print([u64; 2]);
+
+impl Print {
+    /// Returns a hash for a table.
+    pub(super) fn hash(self) -> u64 {
+        self.0[0]
+    }
+
+    /// Returns which of so many parts it lies in: a power of two.
+    ///
+    /// By bits in the middle: a table tags its entries with the top seven and finds them by the lowest.
+    pub(super) fn part(self, parts: usize) -> usize {
+        usize::try_from(self.0[0] >> 32 & (parts as u64 - 1)).expect("a small number")
+    }
+}
 
 /// Where the state of a demand lies.
 #[derive(Clone, Copy)]
@@ -78,7 +81,7 @@ impl Table {
         // One more, for the entries that keys share for which there is no room.
         let shards = (0..=SHARDS).map(|_| Apart::default()).collect();
         let hashers = [SeedableRandomState::random(), SeedableRandomState::random()];
-        Self { hashers, shards, max_keys, when_full, blocks: Blocks::default() }
+        Self { hashers, shards, max_keys, when_full, penalties: Penalties::new(max_keys) }
     }
 
     /// Hashes the same in every process. Whoever knows the seed can look for keys that fall together.
@@ -90,11 +93,14 @@ impl Table {
     /// Decides on all demands under the locks of all their shards, into a decision that is empty.
     pub(super) fn decide(&self, demands: &[Demand<'_>], now: Micros, decision: &mut Decision) {
         if let [demand] = demands
-            && self.blocks.count.load(Ordering::Acquire) == 0
+            && !self.penalties.is_any_blocked(now)
         {
             let slot = self.slot(demand.policy(), demand.subject());
             let mut shard = self.lock(slot.shard);
-            if let Some(outcome) = shard.decide(slot.print, demand, now, self.most(slot.shard)) {
+            if let Some(mut outcome) = shard.decide(slot.print, demand, now, self.most(slot.shard)) {
+                if !outcome.is_allowed() {
+                    outcome = self.escalate(demand, outcome, now);
+                }
                 return decision.push(outcome.in_shadow(demand.is_shadow()));
             }
         }
@@ -135,6 +141,13 @@ impl Table {
                 if demand.cost_u32() > 0 && outcome.is_allowed() {
                     let charged = locked.shard(slot.shard).charge(slot.print, demand, now);
                     *outcome = charged.in_shadow(demand.is_shadow());
+                }
+            }
+        } else {
+            for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(decision.outcomes_mut()) {
+                // Who is counted with others is not blocked for what they do.
+                if !slot.overflow && !outcome.is_allowed() && !outcome.is_blocked() {
+                    *outcome = self.escalate(demand, outcome.clone(), now);
                 }
             }
         }
@@ -183,23 +196,21 @@ impl Table {
     }
 
     pub(super) fn block(&self, policy: &Policy, subject: &Key, ends: Micros, now: Micros) {
-        let mut blocks = self.blocks.lock();
-        blocks.retain(|_, ends| *ends > now);
-        let print = self.print(policy.tag(), subject.as_bytes());
-        if ends > now {
-            blocks.insert(print, ends)
-        } else {
-            blocks.remove(&print)
-        };
-        self.blocks.count.store(blocks.len(), Ordering::Release);
+        self.penalties.block(self.print(policy.tag(), subject.as_bytes()), ends, now);
     }
 
     fn blocked_for(&self, demand: &Demand<'_>, now: Micros) -> Micros {
-        if self.blocks.count.load(Ordering::Acquire) == 0 {
+        if !self.penalties.is_any_blocked(now) {
             return 0;
         }
+        self.penalties.blocked_for(self.print(demand.policy().tag(), demand.subject().as_bytes()), now)
+    }
+
+    /// Counts a refusal, if it leads to a block sooner or later.
+    fn escalate(&self, demand: &Demand<'_>, refused: Outcome, now: Micros) -> Outcome {
+        let Some(escalation) = demand.escalation() else { return refused };
         let print = self.print(demand.policy().tag(), demand.subject().as_bytes());
-        self.blocks.lock().get(&print).map_or(0, |ends| ends.saturating_sub(now))
+        refused.blocked_for(self.penalties.strike(print, escalation, now))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -213,9 +224,7 @@ impl Table {
 
     fn slot(&self, policy: &Policy, subject: &Key) -> Slot {
         let print = self.print(state_tag(policy), subject.as_bytes());
-        // By bits in the middle: the table tags its entries with the top seven and finds them by the lowest.
-        let shard = usize::try_from(print.0[0] >> 32 & (SHARDS as u64 - 1)).expect("a small number");
-        Slot { print, shard, overflow: false }
+        Slot { print, shard: print.part(SHARDS), overflow: false }
     }
 
     /// The state that keys of a policy share for which there is no room.
@@ -246,15 +255,9 @@ impl Table {
     }
 }
 
-/// What stands for a policy's state: a changed algorithm starts anew. Blocks go by the name alone.
+/// What stands for a policy's state: a changed algorithm starts anew. Penalties go by the name alone.
 fn state_tag(policy: &Policy) -> u64 {
     policy.tag().rotate_left(8) ^ u64::from(policy.algorithm().letter())
-}
-
-impl Blocks {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Print, Micros>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Table {

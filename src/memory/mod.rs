@@ -3,6 +3,7 @@
 mod clock;
 mod lease;
 mod limit;
+mod penalty;
 mod queue;
 mod record;
 
@@ -22,7 +23,8 @@ use crate::{
 /// decisions: nothing has to be called to free memory, and no task runs.
 ///
 /// It holds a million keys at most ([`Memory::max_keys`]), some 70 bytes each. What has not ended is never dropped
-/// for a new key: when there is no room, [`WhenFull`] says what becomes of new ones.
+/// for a new key: when there is no room, [`WhenFull`] says what becomes of new ones. As many again are remembered where
+/// policies [escalate](Policy::escalate), for those that were refused; who is refused beyond that is not counted for it.
 ///
 /// Time is the system's monotonic clock, set to the wall clock once when the store is made, and read from the processor's
 /// counter between one second and the next. It does not follow tokio's paused time; tests take [`Memory::manual`].

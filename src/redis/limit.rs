@@ -14,8 +14,8 @@ use crate::{
     error::Error,
     key::Key,
     limit::{
-        Adjustment, Algorithm, Decision, Demand, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof, Receipt,
-        SlidingCounter, Standing, State, TokenBucket,
+        Adjustment, Algorithm, Decision, Demand, Escalation, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof,
+        Receipt, SlidingCounter, Standing, State, TokenBucket,
     },
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Asking {
     cost: u32,
     /// Whether it decides nothing.
     shadow: bool,
+    /// Whether a refusal counts for what the policy escalates to.
+    escalates: bool,
 }
 
 #[cfg(feature = "cluster")]
@@ -52,7 +54,17 @@ impl Asking {
 
     /// Asks without charging.
     pub(super) fn looking(&self) -> Self {
-        Self { cost: 0, ..self.clone() }
+        Self { cost: 0, ..self.clone() }.without_escalation()
+    }
+
+    /// Asks without counting a refusal.
+    pub(super) fn without_escalation(self) -> Self {
+        Self { escalates: false, ..self }
+    }
+
+    /// Returns what a refusal leads to, if it counts for that.
+    pub(super) fn escalation(&self) -> Option<&Escalation> {
+        self.policy.escalation().filter(|_| self.escalates)
     }
 }
 
@@ -63,15 +75,16 @@ impl From<&Demand<'_>> for Asking {
             subject: *demand.subject(),
             cost: demand.cost_u32(),
             shadow: demand.is_shadow(),
+            escalates: demand.escalation().is_some(),
         }
     }
 }
 
-/// Returns what to find requests by that ask the same; nothing for those of several policies, and for those that
-/// only ask.
+/// Returns what to find requests by that ask the same; nothing for those of several policies, for those that only ask,
+/// and where a refusal may change what the next is told.
 pub(super) fn merge_hash(asked: &Asked) -> Option<u64> {
     match asked.as_slice() {
-        [one] if one.cost > 0 => Some(one.subject.hash()),
+        [one] if one.cost > 0 && !one.escalates => Some(one.subject.hash()),
         _ => None,
     }
 }
@@ -102,16 +115,18 @@ pub(super) struct Names {
 impl Names {
     /// Writes the name of the state of `subject` under `policy`.
     pub(super) fn state(&self, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
-        self.begin(policy.algorithm().letter(), subject, name);
-        name.extend_from_slice(policy.name().as_bytes());
-        name.push(b':');
-        name.extend_from_slice(subject.as_bytes());
+        self.of_policy(policy.algorithm().letter(), policy, subject, name);
     }
 
     /// Writes the name of what blocks `subject`, under whatever policy.
     pub(super) fn blocks(&self, subject: &Key, name: &mut Vec<u8>) {
         self.begin(b'b', subject, name);
         name.extend_from_slice(subject.as_bytes());
+    }
+
+    /// Writes the name of how often `subject` was refused under `policy`.
+    pub(super) fn strikes(&self, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
+        self.of_policy(b'r', policy, subject, name);
     }
 
     /// Writes the name of what exists while anybody may be blocked, in this bucket if buckets are apart.
@@ -123,6 +138,13 @@ impl Names {
             name.extend_from_slice(self.prefix.as_bytes());
             name.extend_from_slice(FLAG);
         }
+    }
+
+    fn of_policy(&self, letter: u8, policy: &Policy, subject: &Key, name: &mut Vec<u8>) {
+        self.begin(letter, subject, name);
+        name.extend_from_slice(policy.name().as_bytes());
+        name.push(b':');
+        name.extend_from_slice(subject.as_bytes());
     }
 
     fn begin(&self, letter: u8, subject: &Key, name: &mut Vec<u8>) {
@@ -152,7 +174,7 @@ pub(super) struct Call {
 
 impl Call {
     /// Calls `decide.lua` for requests, each made so many times; with what blocks their subjects, if it is believed
-    /// that anybody is blocked.
+    /// that anybody is blocked, or a refusal may block somebody.
     pub(super) fn decide<'a>(
         names: &Names,
         now: Option<Micros>,
@@ -163,22 +185,35 @@ impl Call {
         if let Some((asked, _)) = requests.clone().next() {
             call.key(|name| names.flag(&asked[0].subject, name));
         }
-        let states: usize = requests.clone().map(|(asked, _)| asked.len()).sum();
+        let (mut states, mut blocking, mut escalates) = (0, 0, false);
+        for (asked, _) in requests.clone() {
+            states += asked.len();
+            blocking += subjects(asked).count();
+            escalates |= asked.iter().any(|asking| asking.escalates);
+        }
+        let blocks = blocks || escalates;
         call.frame.push(now.unwrap_or(0)).push(states as u64).push(call.mark);
+        call.frame.push(if blocks { blocking as u64 } else { 0 });
         let mut rest = requests.clone();
         while let Some(first) = rest.clone().next() {
             let (asked, times) = first;
             let alike = rest.clone().take_while(|other| are_alike(first, *other)).count();
             call.frame.push(alike as u64).push(times as u64).push(asked.len() as u64);
             call.frame.push(subjects(asked).count() as u64);
+            call.frame.push(asked.iter().filter(|asking| asking.escalates).count() as u64);
             asked.iter().for_each(|asking| call.frame.demand(asking, asked.len() == 1));
             for asking in rest.by_ref().take(alike).flat_map(|(asked, _)| asked) {
                 call.key(|name| names.state(&asking.policy, &asking.subject, name));
             }
         }
         if blocks {
-            for subject in requests.flat_map(|(asked, _)| subjects(asked)) {
+            for subject in requests.clone().flat_map(|(asked, _)| subjects(asked)) {
                 call.key(|name| names.blocks(subject, name));
+            }
+        }
+        if escalates {
+            for asking in requests.flat_map(|(asked, _)| asked).filter(|asking| asking.escalates) {
+                call.key(|name| names.strikes(&asking.policy, &asking.subject, name));
             }
         }
         call
@@ -191,7 +226,8 @@ impl Call {
     #[cfg(feature = "cluster")]
     pub(super) fn decide_on_one_key(names: &Names, now: Option<Micros>, asking: &Asking) -> Self {
         let mut call = Self::marked();
-        call.frame.push(now.unwrap_or(0)).push(1).push(call.mark).push(1).push(1).push(1).push(1);
+        call.frame.push(now.unwrap_or(0)).push(1).push(call.mark).push(1);
+        call.frame.push(1).push(1).push(1).push(1).push(0);
         call.frame.demand(asking, true);
         for _ in 0..3 {
             call.key(|name| names.state(&asking.policy, &asking.subject, name));
@@ -216,8 +252,17 @@ impl Call {
         let mut call = Self::default();
         call.key(|name| names.blocks(subject, name));
         call.key(|name| names.flag(subject, name));
-        let number = |number: u64| number.to_string().into_bytes();
+        call.key(|name| names.strikes(policy, subject, name));
         call.plain = vec![number(now.unwrap_or(0)), policy.name().as_bytes().to_vec(), number(long)];
+        call
+    }
+
+    /// Calls `strike.lua`.
+    #[cfg(feature = "cluster")]
+    pub(super) fn strike(names: &Names, now: Option<Micros>, asking: &Asking, escalation: &Escalation) -> Self {
+        let mut call = Self::default();
+        call.key(|name| names.strikes(&asking.policy, &asking.subject, name));
+        call.plain = [now.unwrap_or(0)].into_iter().chain(escalation.numbers()).map(number).collect();
         call
     }
 
@@ -267,6 +312,11 @@ impl Call {
     }
 
     #[cfg(feature = "cluster")]
+    pub(super) fn last_key(&self) -> &[u8] {
+        self.keys().last().unwrap_or_default()
+    }
+
+    #[cfg(feature = "cluster")]
     pub(super) fn is_of_one_key(&self) -> bool {
         self.keys().all(|key| key == self.first_key())
     }
@@ -294,7 +344,8 @@ pub(super) type Request<'a> = (&'a Asked, usize);
 /// Returns true if two requests differ in their subjects alone.
 fn are_alike((one, times): Request<'_>, (other, times_other): Request<'_>) -> bool {
     let same = |(one, other): (&Asking, &Asking)| {
-        one.cost == other.cost && one.shadow == other.shadow && one.policy == other.policy
+        (one.cost, one.shadow, one.escalates) == (other.cost, other.shadow, other.escalates)
+            && one.policy == other.policy
     };
     times == times_other
         && one.len() == other.len()
@@ -387,7 +438,13 @@ impl Finding {
     /// Says that its only demand, which was looked at, is blocked until a later time.
     #[cfg(feature = "cluster")]
     pub(super) fn block(&mut self, until: Micros) {
-        self.blocked = SmallVec::from_elem(until.saturating_sub(self.now), 1);
+        self.block_for(until.saturating_sub(self.now));
+    }
+
+    /// Says that its only demand is blocked for so long.
+    #[cfg(feature = "cluster")]
+    pub(super) fn block_for(&mut self, long: Micros) {
+        self.blocked = SmallVec::from_elem(long, 1);
     }
 
     /// Tells how things stood before, for costs that were or were not charged.
@@ -553,34 +610,44 @@ impl Frame {
     /// Writes a demand; one that is alone passes or not by itself, whatever becomes of the request.
     fn demand(&mut self, asking: &Asking, is_alone: bool) {
         let Asking { policy, cost, shadow, .. } = asking;
-        let (cost, shadow) = (*cost, if *shadow && !is_alone { IN_SHADOW } else { 0 });
+        let cost = *cost;
+        let manner = match (asking.escalates, *shadow && !is_alone) {
+            (true, _) => ESCALATES,
+            (_, true) => IN_SHADOW,
+            _ => 0,
+        };
         match policy.algorithm() {
             Algorithm::FixedWindow => self
-                .push(FIXED_WINDOW + shadow)
+                .push(FIXED_WINDOW + manner)
                 .push(cost.into())
                 .push(policy.quota().limit())
                 .push(policy.quota().window_ms())
                 .push(policy.is_aligned().into()),
             Algorithm::SlidingWindow => self
-                .push(SLIDING_WINDOW + shadow)
+                .push(SLIDING_WINDOW + manner)
                 .push(cost.into())
                 .push(policy.quota().limit())
                 .push(policy.window_micros()),
             Algorithm::SlidingCounter => self
-                .push(SLIDING_COUNTER + shadow)
+                .push(SLIDING_COUNTER + manner)
                 .push(cost.into())
                 .push(policy.quota().limit())
                 .push(policy.quota().window_ms()),
             Algorithm::TokenBucket => {
                 let grain = TokenBucket::grain(policy);
                 let capacity = TokenBucket::ticks(policy, policy.capacity_u32()) / grain;
-                self.push(TOKEN_BUCKET + shadow)
+                self.push(TOKEN_BUCKET + manner)
                     .push(TokenBucket::ticks(policy, cost) / grain)
                     .push(capacity)
                     .push(renewal_step(capacity, UNITS_PER_MICRO / grain))
                     .push(UNITS_PER_MICRO / grain)
             }
         };
+        if let Some(escalation) = asking.policy.escalation().filter(|_| asking.escalates) {
+            for number in escalation.numbers() {
+                self.push(number);
+            }
+        }
     }
 
     fn adjustment(&mut self, adjustment: &Adjustment<'_>) {
@@ -625,6 +692,10 @@ impl Frame {
     }
 }
 
+fn number(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
 /// Returns how far a bucket's arrival time may move before its key's lifetime is renewed.
 ///
 /// A power of two of microseconds, at most half of what a full bucket takes to drain and at most the script's
@@ -652,6 +723,8 @@ const TOKEN_BUCKET: u64 = 3;
 const SLIDING_COUNTER: u64 = 4;
 /// Is added to the kind of a demand that decides nothing.
 const IN_SHADOW: u64 = 16;
+/// Is added to the kind of a demand whose refusals are counted.
+const ESCALATES: u64 = 32;
 
 /// Fast buckets count tenths of a microsecond.
 const UNITS_PER_MICRO: u64 = 10;

@@ -11,9 +11,16 @@ pub(super) struct Script {
     sha: OnceLock<String>,
 }
 
-pub(super) static DECIDE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/decide.lua")));
+pub(super) static DECIDE: Script = Script::new(concat!(
+    include_str!("lua/common.lua"),
+    include_str!("lua/blocking.lua"),
+    include_str!("lua/decide.lua")
+));
 pub(super) static SETTLE: Script = Script::new(concat!(include_str!("lua/common.lua"), include_str!("lua/settle.lua")));
-pub(super) static BLOCK: Script = Script::new(include_str!("lua/block.lua"));
+pub(super) static BLOCK: Script = Script::new(concat!(include_str!("lua/blocking.lua"), include_str!("lua/block.lua")));
+#[cfg(feature = "cluster")]
+pub(super) static STRIKE: Script =
+    Script::new(concat!(include_str!("lua/blocking.lua"), include_str!("lua/strike.lua")));
 #[cfg(feature = "cluster")]
 pub(super) static FLAG: Script = Script::new(include_str!("lua/flag.lua"));
 pub(super) static ACQUIRE: Script = Script::new(include_str!("lua/acquire.lua"));
@@ -96,6 +103,8 @@ mod tests {
         ("settle.lua", &SETTLE),
         ("block.lua", &BLOCK),
         #[cfg(feature = "cluster")]
+        ("strike.lua", &STRIKE),
+        #[cfg(feature = "cluster")]
         ("flag.lua", &FLAG),
         ("acquire.lua", &ACQUIRE),
         ("acquire_in_turn.lua", &ACQUIRE_IN_TURN),
@@ -139,7 +148,9 @@ mod tests {
             let (common, own) = script.text.split_at(start);
             let lines = own.lines().take_while(|line| line.starts_with("--")).map(|line| line.len() + 1);
             let (header, body) = own.split_at(lines.sum());
-            assert!(common.is_empty() || common == include_str!("lua/common.lua"), "{name}");
+            let parts = [include_str!("lua/common.lua"), include_str!("lua/blocking.lua")];
+            let rest = parts.iter().fold(common, |rest, part| rest.strip_prefix(part).unwrap_or(rest));
+            assert!(rest.is_empty(), "{name}");
             let body = &format!("{common}{body}");
             assert!(header.contains("-- returns "), "{name}");
             for argument in ["KEYS", "ARGV"] {

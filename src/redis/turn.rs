@@ -22,8 +22,8 @@ use tokio::{runtime, task::JoinHandle};
 use super::{
     batch::{Job, Promised},
     connect::cluster::{Cluster, Order, Way, slot_of},
-    limit::{Asked, Asking, Call, Names, Part, Reply},
-    script::{DECIDE, SETTLE},
+    limit::{Asked, Asking, Call, Finding, Names, Part, Reply},
+    script::{BLOCK, DECIDE, FLAG, SETTLE, STRIKE},
 };
 use crate::{
     error::Error,
@@ -292,13 +292,35 @@ impl Ground {
         }
         let finding = match finding {
             Some(blocked) => blocked,
-            None => self.find_on_one_key(asked.clone()).await?,
+            None => {
+                let mut found = self.find_on_one_key(smallvec![asking.clone().without_escalation()]).await?;
+                if !found.clone().decide(&asked).is_allowed()
+                    && let Err(error) = self.escalate(asking, &mut found).await
+                {
+                    tracing::debug!(%error, "a refusal could not be counted");
+                }
+                found
+            }
         };
         let decision = finding.clone().decide(&asked);
         Ok(Part::new(Some(finding), decision))
     }
 
-    async fn find_on_one_key(&self, asked: Asked) -> Result<super::limit::Finding, Error> {
+    /// Counts a refusal, and blocks the subject if that leads to it.
+    async fn escalate(&self, asking: &Asking, found: &mut Finding) -> Result<(), Error> {
+        let Some(escalation) = asking.escalation() else { return Ok(()) };
+        let call = Call::strike(&self.names, self.now, asking, escalation);
+        let slot = slot_of(call.first_key());
+        let Value::Int(long) = self.way.call(slot, Order::Script(&STRIKE, &call)).await? else { return Ok(()) };
+        let Some(long) = u64::try_from(long).ok().filter(|long| *long > 0) else { return Ok(()) };
+        found.block_for(long);
+        let (policy, subject) = (asking.policy(), asking.subject());
+        self.way.call(slot, Order::Script(&FLAG, &Call::flag(&self.names, subject, long))).await?;
+        let call = Call::block(&self.names, self.now, policy, subject, long).block_without_flag();
+        self.way.call(slot, Order::Script(&BLOCK, &call)).await.map(drop)
+    }
+
+    async fn find_on_one_key(&self, asked: Asked) -> Result<Finding, Error> {
         let call = Call::decide_on_one_key(&self.names, self.now, &asked[0]);
         let reply = self.way.call(slot_of(call.first_key()), Order::Script(&DECIDE, &call)).await?;
         Reply::new(&reply)?.0.next(&asked)

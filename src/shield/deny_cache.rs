@@ -21,8 +21,9 @@ use crate::{
 ///
 /// A refusal says for how long it holds: until then, nothing that this process does can make the same request pass
 /// but a settle, a reset or an unblock. Those clear what is remembered here, and so does each charge, which changes
-/// what would be told. What other processes give back is seen after `max_age` at the latest. A request is answered here if one of its demands is known to be refused and
-/// something recent is known of all others.
+/// what would be told. What other processes give back is seen after `max_age` at the latest. A request is answered here if
+/// one of its demands is known to be refused and something recent is known of all others. Where refusals lead to a block,
+/// only that is remembered: until then the store counts each.
 #[derive(Debug)]
 pub(crate) struct DenyCache<S> {
     store: S,
@@ -39,8 +40,20 @@ struct Recent {
     vitals: Arc<Vitals>,
 }
 
-/// Who asked, at what cost, and how often their place had been cleared then.
-type Asked = SmallVec<[(Print, u32, u64); 2]>;
+/// What may be remembered of who asked.
+type Asked = SmallVec<[AskedFor; 2]>;
+
+#[derive(Debug)]
+struct AskedFor {
+    print: Print,
+    cost: u32,
+    /// How often its place had been cleared then.
+    cleared: u64,
+    /// Whether units often come back, so that only a block holds.
+    only_blocked: bool,
+    /// Whether the store has to count refusals.
+    escalates: bool,
+}
 
 /// Demands whose hashes fall into one place.
 #[derive(Debug, Default)]
@@ -80,8 +93,13 @@ impl<S: Store> Store for DenyCache<S> {
         let memory = Arc::clone(&self.memory);
         let ask = |demand: &Demand<'_>| {
             let print = memory.printer.print(demand);
-            let cleared = if demand.may_recall() { memory.cleared(&print) } else { NOT_REMEMBERED };
-            (print, demand.cost_u32(), cleared)
+            AskedFor {
+                print,
+                cost: demand.cost_u32(),
+                cleared: memory.cleared(&print),
+                only_blocked: !demand.may_recall(),
+                escalates: demand.policy().escalation().is_some(),
+            }
         };
         let asked: Asked = demands.iter().map(ask).collect();
         let pending = match self.store.decide(demands).now() {
@@ -169,22 +187,20 @@ impl Recent {
         if decision.is_degraded() {
             // It tells nothing of the store.
         } else if decision.is_allowed() {
-            self.forget(asked.iter().filter(|(_, cost, _)| *cost > 0).map(|(print, ..)| print));
+            self.forget(asked.iter().filter(|asked| asked.cost > 0).map(|asked| &asked.print));
         } else if !self.tuning.deny_max_age().is_zero() {
             self.remember(asked, decision, asked_at);
         }
     }
 
     fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {
-        if !demand.may_recall() {
-            return None;
-        }
         let print = self.printer.print(demand);
         let mut set = self.set(&print);
         let seen = set.seen.iter_mut().flatten().find(|seen| seen.print == print)?;
         let age = now.saturating_duration_since(seen.asked_at);
         let max_age = self.tuning.deny_max_age();
-        if age >= max_age || seen.changes != self.tuning.changes() {
+        let holds = demand.may_recall() || seen.outcome.is_blocked();
+        if !holds || age >= max_age || seen.changes != self.tuning.changes() {
             return None;
         }
         // One asks anew before all have to, so that a flood does not reach the store whenever this is too old.
@@ -197,9 +213,11 @@ impl Recent {
     }
 
     fn remember(&self, asked: &Asked, decision: &Decision, asked_at: Instant) {
-        for ((print, cost, cleared), outcome) in asked.iter().zip(decision.outcomes()) {
+        for (asked, outcome) in asked.iter().zip(decision.outcomes()) {
+            let print = &asked.print;
+            let counts = asked.escalates && !outcome.is_allowed();
             let mut set = self.set(print);
-            if set.cleared != *cleared {
+            if set.cleared != asked.cleared || (asked.only_blocked || counts) && !outcome.is_blocked() {
                 continue;
             }
             // In the place of what is known of it already, or of nothing, or of the next in turn.
@@ -211,7 +229,7 @@ impl Recent {
             });
             set.seen[place] = Some(Box::new(Seen {
                 print: *print,
-                cost: *cost,
+                cost: asked.cost,
                 asked_at,
                 outcome: outcome.clone(),
                 is_asked_anew: false,
@@ -258,6 +276,3 @@ impl Recent {
 /// while as many are refused at once.
 const SETS: u64 = 16_384;
 const WAYS: usize = 4;
-
-/// In the place of how often something was cleared: it never was so often.
-const NOT_REMEMBERED: u64 = u64::MAX;

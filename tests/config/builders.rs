@@ -14,6 +14,9 @@ const OPTIONS: &[(&str, &str, Result<&str, &str>)] = &[
     (RULE, "burst", Ok("rule.burst")),
     (RULE, "aligned", Ok("rule.aligned")),
     (RULE, "allotted", Ok("rule.allotted")),
+    (RULE, "escalate", Ok("rule.escalate")),
+    (ESCALATION, "up_to", Ok("rule.escalate.up_to")),
+    (ESCALATION, "try_up_to", Ok("rule.escalate.up_to")),
     (RULE, "on_error", Ok("rule.on_error")),
     (RULE, "reduced_capacity", Ok("rule.reduced_capacity")),
     (RULE, "by", Ok("rule.key")),
@@ -62,6 +65,7 @@ const OPTIONS: &[(&str, &str, Result<&str, &str>)] = &[
 ];
 
 const RULE: &str = "src/layer/rate_limit/rule.rs";
+const ESCALATION: &str = "src/limit/escalation.rs";
 const LAYER: &str = "src/layer/rate_limit/layer.rs";
 const LIMITER: &str = "src/limiter.rs";
 const MEMORY: &str = "src/memory/mod.rs";

@@ -26,7 +26,7 @@ const WRONG: &[Wrong] = &[
         "a key misspelt",
         Toml,
         "[[rule]]\nname = \"a\"\nqouta = \"1/s\"",
-        "config:3:1: the rule has no `qouta`; it takes `name`, `quota`, `key`, `missing`, `secret`, `ipv4_prefix`, `ipv6_prefix`, `algorithm`, `burst`, `aligned`, `allotted`, `cost`, `charge`, `settled`, `reduced_capacity`, `match`, `mode`, `override` or `on_error`; did you mean `quota`?",
+        "config:3:1: the rule has no `qouta`; it takes `name`, `quota`, `key`, `missing`, `secret`, `ipv4_prefix`, `ipv6_prefix`, `algorithm`, `burst`, `aligned`, `allotted`, `cost`, `charge`, `settled`, `reduced_capacity`, `escalate`, `match`, `mode`, `override` or `on_error`; did you mean `quota`?",
     ),
     (
         "a word misspelt",
@@ -189,6 +189,18 @@ const WRONG: &[Wrong] = &[
         Toml,
         "[[rule]]\nname = \"a\"\nquota = \"1/s\"\ncharge = \"status:6xx\"",
         "config:4:10: charge `status:6xx`: a status is 100 to 599, or a class such as `5xx`; write `always`, `status:401,403,5xx` or `grpc:16,7`",
+    ),
+    (
+        "an escalation of nothing",
+        Toml,
+        "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nescalate = { after = 0, within = \"0s\", block = \"10\", upto = \"1d\" }",
+        "config:4:22: `after` is `0`; it must be a whole number, 1 to 4294967295\nconfig:4:34: `within` is `0s`; it must be `1ms` to `366d`\nconfig:4:48: `block` is `10`; write a time such as `100ms`, `10s` or `1h30m`\nconfig:4:54: `escalate` has no `upto`; it takes `after`, `within`, `block` or `up_to`; did you mean `up_to`?",
+    ),
+    (
+        "blocks that cannot grow",
+        Yaml,
+        "rule:\n- name: a\n  quota: 1/s\n  escalate: { after: 3, within: 1m, block: 2h, up_to: 90m }",
+        "config:4:55: `up_to` is `90m`, and the first `block` is `2h`; write no less, or leave it out",
     ),
     (
         "overrides of another shape",

@@ -175,6 +175,10 @@ impl KeyExtractor for ClientIp {
         self.client(request)
     }
 
+    fn is_alone(&self, address: IpAddr) -> bool {
+        if address.is_ipv4() { self.ipv4_prefix >= 32 } else { self.ipv6_prefix >= 128 }
+    }
+
     fn write_values(&self, values: &mut dyn Iterator<Item = &str>, key: &mut KeyWriter<'_>) {
         match values.next().unwrap_or_default() {
             // As long as the prefix or longer: one address is no network of many.
@@ -221,11 +225,6 @@ impl ClientIp {
             }
             source => source.client(request, peer),
         }
-    }
-
-    /// Returns true if an address shares its key with no other.
-    fn is_alone(&self, address: IpAddr) -> bool {
-        if address.is_ipv4() { self.ipv4_prefix >= 32 } else { self.ipv6_prefix >= 128 }
     }
 
     fn write(&self, client: IpAddr, key: &mut KeyWriter<'_>) {

@@ -1,6 +1,11 @@
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::BuildHasher,
+    net::IpAddr,
+};
 
 use foldhash::fast::RandomState;
+use hashbrown::HashTable;
 use http::request::Parts;
 
 use crate::{
@@ -23,7 +28,7 @@ use crate::{
 ///     .except(["large", "eu"], Exception::Unlimited);
 /// # let _ = (rule, by_tenant);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Exception {
     /// Another quota, counted as the rule counts; what is used stays when it changes.
@@ -37,8 +42,10 @@ pub enum Exception {
 /// The exceptions of a rule, found without going through them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exceptions {
+    /// Each of them once: many keys have the same.
     found: Vec<Found>,
-    exact: HashMap<Key, usize, RandomState>,
+    exact: HashTable<(Key, usize)>,
+    hasher: RandomState,
     /// By the bits of a prefix, the longest first: what is shared of an address, and which exception it is.
     ranges: Vec<(u8, HashMap<u128, usize, RandomState>)>,
 }
@@ -60,21 +67,30 @@ impl Exceptions {
         secrets: &Secrets,
     ) -> Result<Self, Error> {
         let mut all = Self::default();
+        let mut places = HashMap::new();
         for (values, exception) in said {
-            let place = all.found.len();
-            all.found.push(match exception {
-                Exception::Quota(quota) => Found::Policy(policy(*quota)?),
-                Exception::Unlimited => Found::Unlimited,
-                Exception::Blocked => Found::Blocked,
-            });
+            let place = match places.entry(exception) {
+                Entry::Occupied(place) => *place.get(),
+                Entry::Vacant(place) => {
+                    all.found.push(match exception {
+                        Exception::Quota(quota) => Found::Policy(policy(*quota)?),
+                        Exception::Unlimited => Found::Unlimited,
+                        Exception::Blocked => Found::Blocked,
+                    });
+                    *place.insert(all.found.len() - 1)
+                }
+            };
             let mut values = values.iter().map(String::as_str);
-            if let (Some(range), 1) = (values.clone().next().and_then(Network::parse), values.len()) {
+            let alone = |text: &str| text.parse().is_ok_and(|address: IpAddr| extractor.is_alone(address.to_canonical()));
+            if values.len() == 1
+                && let Some(range) = values.clone().next().filter(|text| !alone(text)).and_then(Network::parse)
+            {
                 let (bits, start) = range.bits_and_start();
                 all.range(bits).insert(start, place);
             }
             let mut key = KeyWriter::new(secrets);
             extractor.write_values(&mut values, &mut key);
-            all.exact.insert(key.finish(), place);
+            all.put(key.finish(), place);
         }
         Ok(all)
     }
@@ -94,8 +110,17 @@ impl Exceptions {
             let address = as_number(address);
             self.ranges.iter().find_map(|(bits, starts)| starts.get(&(address & mask(*bits))))
         };
-        let place = self.exact.get(key).copied().or_else(|| by_range().copied())?;
+        let exact = self.exact.find(self.hasher.hash_one(key.as_bytes()), |(other, _)| other == key);
+        let place = exact.map(|(_, place)| *place).or_else(|| by_range().copied())?;
         self.found.get(place)
+    }
+
+    fn put(&mut self, key: Key, place: usize) {
+        let hash = |key: &Key| self.hasher.hash_one(key.as_bytes());
+        match self.exact.entry(hash(&key), |(other, _)| *other == key, |(other, _)| hash(other)) {
+            hashbrown::hash_table::Entry::Occupied(mut entry) => entry.get_mut().1 = place,
+            hashbrown::hash_table::Entry::Vacant(entry) => _ = entry.insert((key, place)),
+        }
     }
 
     fn range(&mut self, bits: u8) -> &mut HashMap<u128, usize, RandomState> {

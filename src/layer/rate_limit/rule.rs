@@ -17,7 +17,7 @@ use crate::{
         refuse::Blame,
         warn::Sameness,
     },
-    limit::{Algorithm, Demand, OnError, Policy, Quota},
+    limit::{Algorithm, Demand, Escalation, OnError, Policy, Quota},
 };
 
 /// One limit of a layer: a quota, and which requests it counts, for whom, at what cost.
@@ -46,6 +46,7 @@ pub struct Rule {
     burst: Option<u64>,
     aligned: bool,
     allotted: Option<u32>,
+    escalation: Option<Escalation>,
     on_error: OnError,
     reduced_capacity: bool,
     key: Arc<dyn KeyExtractor>,
@@ -91,6 +92,7 @@ impl Rule {
             burst: None,
             aligned: false,
             allotted: None,
+            escalation: None,
             on_error: OnError::default(),
             reduced_capacity: false,
             key: Arc::new(client_ip()),
@@ -149,6 +151,24 @@ impl Rule {
     /// that without the store: see [`Policy::allotted`] for the bound, and for what is given up.
     pub fn allotted(mut self, percent: u32) -> Self {
         self.allotted = Some(percent);
+        self
+    }
+
+    /// Blocks a key that the rule refuses again and again, longer each time; it is told 429 and the time to the block's
+    /// end.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Quota, layer::Rule, limit::Escalation};
+    ///
+    /// let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+    /// let logins = Rule::new("login", Quota::per_minute(5))
+    ///     .path("/login")
+    ///     .escalate(Escalation::new(10, minute, 10 * minute).up_to(24 * hour));
+    /// # let _ = logins;
+    /// ```
+    pub fn escalate(mut self, escalation: Escalation) -> Self {
+        self.escalation = Some(escalation);
         self
     }
 
@@ -302,7 +322,10 @@ impl Rule {
         if let Some(percent) = self.allotted {
             policy = policy.try_allotted(percent)?;
         }
-        Ok(policy)
+        Ok(match self.escalation {
+            Some(escalation) => policy.escalate(escalation),
+            None => policy,
+        })
     }
 
     /// Checks the rule.

@@ -1,19 +1,22 @@
 -- decide.lua: decides on requests; each charges all of its demands, or none of them.
 --
 -- KEYS[1]  flag           exists while anybody may be blocked
--- KEYS[i]  state, blocks  one state a demand, in the order of the frame, and behind them, if the caller believes
---                         that the flag exists, for each request the blocks of its subject: once if all its
---                         demands share it, else one a demand
+-- KEYS[i]  state, blocks, strikes
+--                         one state a demand, in the order of the frame; behind them, if the caller believes that the
+--                         flag exists or any demand escalates, for each request the blocks of its subject: once if all
+--                         its demands share it, else one a demand; and at the end the strikes of each that escalates
 -- ARGV[1]  frame          MessagePack array of integers:
---                         now (us, 0: the server's), number of states, a mark, and for each run of requests that
---                         differ in their keys alone: how many they are, how often each is made, the demands of each,
---                         the blocks of each, and for each of the demands one of
+--                         now (us, 0: the server's), number of states, a mark, number of blocks, and for each run of
+--                         requests that differ in their keys alone: how many they are, how often each is made, the
+--                         demands of each, the blocks of each, the strikes of each, and for each of the demands one of
 --                           1, cost, limit, window (ms), 1 if aligned
 --                           2, cost, limit, window (us)
 --                           4, cost, limit, window (ms)
 --                           3, cost, capacity, step, units per us    (costs and times in these units)
 --                         with 16 added to its first number if it is in the shadow: it is charged if the others of
---                         its request are and it fits itself, and it decides nothing
+--                         its request are and it fits itself, and it decides nothing; or with 32 added, and behind
+--                         its numbers after, within (us), block (us), up to (us): if it refuses, that is a strike, and
+--                         so many of them within that time block the subject, twice as long as the last time
 -- returns  now (us)       0 if the flag exists and no blocks were sent: nothing was done then
 --          flag           1 if it exists, else 0
 --          mark           as it came: whose answer this is
@@ -23,8 +26,8 @@
 --                           sliding counter units used in the open window, in the one before, ms left
 --                           token bucket    time until full
 --                         where the sliding window's times, and they alone, are those after the charge;
---                         in front of a request with a demand that is blocked: -1, and for each demand for
---                         how long (us); a text in place of all that for a request that could not be decided
+--                         in front of a request with a demand that is blocked, or is from now on: -1, and for each
+--                         demand for how long (us); a text in place of all that for a request that could not be decided
 --
 -- The caller repeats the sum "used + cost <= limit" to learn what was admitted: the numbers are the verdict.
 -- A request that is made several times has one demand at a cost above zero, and is admitted as often as it fits. A
@@ -46,27 +49,32 @@
 local EXACT = 9007199254740992 -- 2^53
 local MOST_TIES = 2097151
 local TRIM, WALK, MOVE = 1000, 64, 128
-local SHADOW = 16
+local SHADOW, ESCALATES = 16, 32
 local call = redis.call
 
-local states = frame[2]
+local states, first_strike = frame[2], frame[2] + 1 + frame[4]
 local flag = call('EXISTS', KEYS[1])
 local any_blocks, blocks = false, nil
 if flag == 1 then
-  if #KEYS == states + 1 then return { 0, flag, frame[3] } end
-  blocks = call('MGET', unpack(KEYS, states + 2))
-  for i = 1, #KEYS - states - 1 do any_blocks = any_blocks or blocks[i] end
+  if frame[4] == 0 then return { 0, flag, frame[3] } end
+  blocks = call('MGET', unpack(KEYS, states + 2, first_strike))
+  for i = 1, frame[4] do any_blocks = any_blocks or blocks[i] end
 end
 
 local reply, told = { now, flag, frame[3] }, 3
--- Where the run under way begins in the frame, how many of its requests are done, and what lies before the states and
--- the blocks of the next.
-local at, done, key_at, block_at = 4, 0, 0, 0
+-- Where the run under way begins in the frame, how many of its requests are done, and what lies before the states, the
+-- blocks and the strikes of the next.
+local at, done, key_at, block_at, strike_at = 5, 0, 0, 0, 0
 -- Of the request under way: how far the reply had come before it, whether it may pass, and what INCRBY has answered
 -- already for its only demand.
 local before, admitted, added
 -- Decides on the next request, whatever it is; goes on behind one that failed. Made by the first that needs them.
 local decide, skip
+
+-- Returns how many numbers of the frame a demand is that begins with this one.
+local function width(kind)
+  return (kind % 2 == 0 and 4 or 5) + (kind >= ESCALATES and 4 or 0)
+end
 
 -- Makes what decides on requests of any kind; most need none of it.
 local function prepare()
@@ -82,6 +90,22 @@ local function prepare()
       if name == policy then return math.max(0, tonumber(ends) - now) end
     end
     return 0
+  end
+
+  -- Counts a refusal by a demand, and blocks its subject if that leads to it.
+  local function escalate(p, state, blocks_of, strikes)
+    local n = p + width(frame[p]) - 4
+    local long = strike(strikes, now, frame[n], frame[n + 1], frame[n + 2], frame[n + 3])
+    if long == 0 then return 0 end
+    local key = KEYS[states + 1 + blocks_of]
+    keep_block(key, KEYS[1], now, string.match(state, '}:%l:([%w._-]+):'), long)
+    -- Later requests of this call see it too.
+    reply[2], any_blocks, blocks = 1, true, blocks or {}
+    local kept = call('GET', key)
+    for i = 1, frame[4] do
+      if KEYS[states + 1 + i] == key then blocks[i] = kept end
+    end
+    return long
   end
 
   -- Returns the units that a charge in a sorted set is worth.
@@ -163,11 +187,11 @@ local function prepare()
     local first_key, blocked = key_at, nil
     admitted = true
 
-    local p = at + 4
+    local p = at + 5
     for d = 1, demands do
-      local k = key_at + d
+      local k, next_p = key_at + d, p + width(frame[p])
       local key, kind, cost = KEYS[k + 1], frame[p] % SHADOW, frame[p + 1]
-      local decides = frame[p] < SHADOW
+      local decides = frame[p] % ESCALATES < SHADOW
       charged[k], member[k] = nil, nil
       local found = any_blocks and blocks[block_at + math.min(d, own_blocks)]
       if found then
@@ -183,7 +207,6 @@ local function prepare()
       if kind == 1 then
         local limit, window, aligned = frame[p + 2], frame[p + 3], frame[p + 4] == 1
         if aligned then window = window - now_ms % window end
-        p = p + 5
         local used, ttl, kept = 0, 0, true
         local value = read(key, all)
         -- Charged from here on, whatever fails next.
@@ -218,7 +241,6 @@ local function prepare()
 
       elseif kind == 2 then
         local limit, window = frame[p + 2], frame[p + 3]
-        p = p + 4
         local used, tie, newest, mended = 0, 0, 0, false
         local head = redis.pcall('ZMSCORE', key, '#', '@')
         if head.err then
@@ -297,7 +319,6 @@ local function prepare()
 
       elseif kind == 4 then
         local limit, window = frame[p + 2], frame[p + 3]
-        p = p + 4
         local value = redis.pcall('GET', key)
         if type(value) == 'table' and value.err and not is_foreign(value) then error(value.err, 0) end
         local current, before, opened, mended = counter_of(value, window)
@@ -315,7 +336,6 @@ local function prepare()
 
       else
         local capacity, step, scale = frame[p + 2], frame[p + 3], frame[p + 4]
-        p = p + 5
         local clock = scale == 1 and now or era_now
         local value = read(key, all)
         local old = value and value - all
@@ -343,6 +363,28 @@ local function prepare()
         end
         was[k] = level
       end
+      p = next_p
+    end
+
+    -- Who refuses by itself charges nothing.
+    if not admitted and frame[at + 4] > 0 then
+      local strikes = first_strike + strike_at
+      p = at + 5
+      for d = 1, demands do
+        if frame[p] >= ESCALATES then
+          strikes = strikes + 1
+          if not charged[key_at + d] and not (blocked and blocked[d]) then
+            local state, blocks_of = KEYS[key_at + d + 1], block_at + math.min(d, own_blocks)
+            -- Who cannot be counted is refused all the same.
+            local counted, long = pcall(escalate, p, state, blocks_of, KEYS[strikes])
+            if counted and long > 0 then
+              blocked = blocked or {}
+              blocked[d] = long
+            end
+          end
+        end
+        p = p + width(frame[p])
+      end
     end
 
     -- All are known: finish what was admitted, or take back what was charged, and tell.
@@ -354,21 +396,19 @@ local function prepare()
         reply[told] = blocked[d] or 0
       end
     end
-    p = at + 4
+    p = at + 5
     for d = 1, demands do
-      local k = first_key + d
+      local k, next_p = first_key + d, p + width(frame[p])
       local key, kind, cost = KEYS[k + 1], frame[p] % SHADOW, frame[p + 1]
       if blocked and blocked[d] then cost = 0 end
       if charged[k] and not admitted then undo(k, key, kind, cost, frame[p + 3]) end
 
       if kind == 1 then
-        p = p + 5
         reply[told + 1], reply[told + 2] = was[k], left[k]
         told = told + 2
 
       elseif kind == 2 then
         local limit, window = frame[p + 2], frame[p + 3]
-        p = p + 4
         local used, newest, front, front_worth = sum[k], last[k], oldest[k], worth[k]
         told = told + 1
         reply[told] = used
@@ -394,7 +434,6 @@ local function prepare()
 
       elseif kind == 4 then
         local window = frame[p + 3]
-        p = p + 4
         if charged[k] and admitted then
           keep_counter(key, was[k] + amount[k], left[k], sum[k], window)
           member[k] = true
@@ -405,22 +444,22 @@ local function prepare()
         told = told + 3
 
       else
-        p = p + 5
         if charged[k] and admitted and renew[k] then call('PEXPIRE', key, renew[k]) end
         told = told + 1
         reply[told] = was[k]
       end
+      p = next_p
     end
   end
 
   -- Goes on to the next request.
   local function advance()
-    key_at, block_at = key_at + frame[at + 2], block_at + frame[at + 3]
+    key_at, block_at, strike_at = key_at + frame[at + 2], block_at + frame[at + 3], strike_at + frame[at + 4]
     done, before = done + 1, nil
   end
 
   function decide()
-    local again = frame[at + 4] == 2 and frame[at + 1] or 1
+    local again = frame[at + 5] == 2 and frame[at + 1] or 1
     repeat
       before = told
       request()
@@ -432,11 +471,11 @@ local function prepare()
   function skip(why)
     for i = told, before + 1, -1 do reply[i] = nil end
     told = before
-    local p = at + 4
+    local p = at + 5
     for d = 1, frame[at + 2] do
       local k, kind = key_at + d, frame[p] % SHADOW
       if charged[k] then pcall(undo, k, KEYS[k + 1], kind, frame[p + 1] * frame[at + 1], frame[p + 3]) end
-      p = p + (kind % 2 == 0 and 4 or 5)
+      p = p + width(frame[p])
     end
     told = told + 1
     reply[told] = why
@@ -449,7 +488,8 @@ end
 local function run()
   local ends = #frame
   while at < ends do
-    local count, times, kind, cost = frame[at], frame[at + 1], frame[at + 4], frame[at + 5]
+    local count, times, kind, cost = frame[at], frame[at + 1], frame[at + 5] % ESCALATES, frame[at + 6]
+    local strikes = frame[at + 4]
     local all = cost * times
     local text = string.format('%.0f', all)
     if frame[at + 2] > 1 or cost == 0 or any_blocks then
@@ -457,11 +497,11 @@ local function run()
     end
 
     if kind == 1 then
-      local limit, window, aligned = frame[at + 6], frame[at + 7], frame[at + 8] == 1
+      local limit, window, aligned = frame[at + 7], frame[at + 8], frame[at + 9] == 1
       if aligned then window = window - now_ms % window end
       local packs = limit <= MOST_PACKED
       local fresh
-      while done < count do
+      while done < count and not any_blocks do
         local key = KEYS[key_at + 2]
         local value = call('INCRBY', key, text)
         added = value
@@ -480,7 +520,8 @@ local function run()
         end
         if used then
           reply[told + 1], reply[told + 2] = used, ttl
-          told, done, key_at, block_at, added = told + 2, done + 1, key_at + 1, block_at + 1, nil
+          told, done, added = told + 2, done + 1, nil
+          key_at, block_at, strike_at = key_at + 1, block_at + 1, strike_at + strikes
         else
           if not decide then prepare() end
           decide()
@@ -488,10 +529,10 @@ local function run()
       end
 
     elseif kind == 2 and all == 1 then
-      local limit, window = frame[at + 6], frame[at + 7]
+      local limit, window = frame[at + 7], frame[at + 8]
       local now_text, cutoff = string.format('%.0f', now), now - window
       local newest_text, life = '-' .. now_text, math.ceil(window / 1000)
-      while done < count do
+      while done < count and not any_blocks do
         local key = KEYS[key_at + 2]
         local head = call('ZMSCORE', key, '#', '@')
         local used, newest, front, over
@@ -528,7 +569,8 @@ local function run()
           local next_unit = front + window - now
           reply[told + 1], reply[told + 2], reply[told + 3] = used, next_unit, window
           reply[told + 4], reply[told + 5] = used + 1 == limit and next_unit or 0, 0
-          told, done, key_at, block_at = told + 5, done + 1, key_at + 1, block_at + 1
+          told, done = told + 5, done + 1
+          key_at, block_at, strike_at = key_at + 1, block_at + 1, strike_at + strikes
         else
           if not decide then prepare() end
           decide()
@@ -536,14 +578,15 @@ local function run()
       end
 
     elseif kind == 4 then
-      local limit, window = frame[at + 6], frame[at + 7]
-      while done < count do
+      local limit, window = frame[at + 7], frame[at + 8]
+      while done < count and not any_blocks do
         local key = KEYS[key_at + 2]
         local current, before, opened = counter_of(call('GET', key), window)
         if current + faded(before, opened, window) + all <= limit then
           keep_counter(key, current + all, before, opened, window)
           reply[told + 1], reply[told + 2], reply[told + 3] = current, before, opened + window - now_ms
-          told, done, key_at, block_at = told + 3, done + 1, key_at + 1, block_at + 1
+          told, done = told + 3, done + 1
+          key_at, block_at, strike_at = key_at + 1, block_at + 1, strike_at + strikes
         else
           if not decide then prepare() end
           decide()
@@ -551,11 +594,11 @@ local function run()
       end
 
     elseif kind == 3 then
-      local capacity, step, scale = frame[at + 6], frame[at + 7], frame[at + 8]
+      local capacity, step, scale = frame[at + 7], frame[at + 8], frame[at + 9]
       local clock = scale == 1 and now or era_now
       local full, life
       local since = clock + all - (clock + all) % (SPAN * scale)
-      while done < count do
+      while done < count and not any_blocks do
         local key = KEYS[key_at + 2]
         local value = call('INCRBY', key, text)
         added = value
@@ -582,7 +625,8 @@ local function run()
         if usual then
           told = told + 1
           reply[told] = level
-          done, key_at, block_at, added = done + 1, key_at + 1, block_at + 1, nil
+          done, added = done + 1, nil
+          key_at, block_at, strike_at = key_at + 1, block_at + 1, strike_at + strikes
         else
           if not decide then prepare() end
           decide()
@@ -594,8 +638,8 @@ local function run()
       if not decide then prepare() end
       decide()
     end
-    at, done = at + 4, 0
-    for _ = 1, frame[at - 2] do at = at + (frame[at] % 2 == 0 and 4 or 5) end
+    at, done = at + 5, 0
+    for _ = 1, frame[at - 3] do at = at + width(frame[at]) end
   end
 end
 

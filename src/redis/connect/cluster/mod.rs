@@ -110,7 +110,11 @@ impl Cluster {
         if long > 0 {
             way.call(slot, Order::Script(&FLAG, &Call::flag(&self.0.names, subject, long))).await?;
         }
-        way.call(slot, Order::Script(&BLOCK, &call.block_without_flag())).await.map(drop)
+        way.call(slot, Order::Script(&BLOCK, &call.block_without_flag())).await?;
+        if long == 0 {
+            way.call(slot, Order::Command(redis::cmd("DEL").arg(call.last_key()))).await?;
+        }
+        Ok(())
     }
 
     /// Waits until all has been given back that requests which went away were charged.
