@@ -231,7 +231,7 @@ impl Trio {
             }
         }
         self.check_lifetimes(rt, admin);
-        for (index, subject, ..) in &asked {
+        for (index, subject, ..) in asked.iter().filter(|(index, ..)| self.policies[*index].escalation().is_some()) {
             self.keep_penalties(*index, *subject, admin);
         }
     }

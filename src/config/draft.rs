@@ -7,8 +7,9 @@ use http::Method;
 use super::{
     keys::{Keys, Manner},
     read::Fields,
-    schema::{CLIENT_IP, ESCALATE, FILE, HEADERS, MATCH, NOT, OVERRIDE, RULE, STORE},
+    schema::{CLIENT_IP, ESCALATE, FILE, HEADERS, MATCH, NOT, OVERRIDE, RULE, STORE, TLS},
     source::{Faults, did_you_mean},
+    tls::TlsDraft,
     value::{Kind, Value, shown},
 };
 use crate::{
@@ -36,6 +37,7 @@ pub(super) struct StoreDraft {
     pub(super) url: Placed,
     pub(super) prefix: Placed,
     pub(super) key_secret: Placed,
+    pub(super) tls: Option<TlsDraft>,
     pub(super) deadline: Option<Duration>,
     pub(super) on_error: OnError,
     pub(super) replicas: NonZeroU32,
@@ -95,6 +97,7 @@ impl Default for StoreDraft {
             url: None,
             prefix: None,
             key_secret: None,
+            tls: None,
             deadline: None,
             on_error: OnError::default(),
             replicas: NonZeroU32::MIN,
@@ -114,6 +117,7 @@ impl StoreDraft {
         draft.url = placed(store.text("url", faults));
         draft.prefix = placed(store.text("prefix", faults));
         draft.key_secret = placed(store.text("key_secret", faults));
+        draft.tls = store.table("tls", "`tls`", &TLS, faults).map(|tls| TlsDraft::read(tls, faults));
         draft.deadline = store.duration("deadline", faults);
         if draft.deadline.is_some_and(|deadline| deadline.is_zero()) {
             faults.add(
@@ -147,12 +151,15 @@ impl StoreDraft {
             let any = crate::redis::Redis::open("redis://localhost").expect("an address");
             any.prefix(prefix).map_err(|error| (*at, error.to_string()))?;
         }
-        match &self.url {
-            Some((url, at)) if !self.is_memory() => match crate::redis::Redis::open(url) {
-                Ok(_) => Ok(()),
-                Err(error) => Err((*at, format!("`url`: {error}, or `memory`"))),
-            },
-            _ => Ok(()),
+        let redis = match &self.url {
+            Some((url, at)) if !self.is_memory() => {
+                crate::redis::Redis::open(url).map_err(|error| (*at, format!("`url`: {error}, or `memory`")))?
+            }
+            _ => return self.check_no_tls(),
+        };
+        match &self.tls {
+            Some(tls) => tls.apply(redis).map(drop).map_err(|error| (tls.at, error.to_string())),
+            None => Ok(()),
         }
     }
 
@@ -162,7 +169,14 @@ impl StoreDraft {
             Some((_, at)) if !self.is_memory() => {
                 Err((*at, "`url` is not `memory`, and the service is built without the feature `redis`".to_owned()))
             }
-            _ => Ok(()),
+            _ => self.check_no_tls(),
+        }
+    }
+
+    fn check_no_tls(&self) -> Result<(), (usize, String)> {
+        match &self.tls {
+            Some(tls) => Err((tls.at, "`tls` does nothing: counts are kept in memory; leave it out".to_owned())),
+            None => Ok(()),
         }
     }
 }
@@ -265,20 +279,10 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
         faults.add(at, error.to_string());
     }
     let (quota, quota_at) = quota?;
-    // With a name that is surely right, so that each mistake is told once.
-    match Policy::new("rule", quota, algorithm) {
-        Ok(policy) => {
-            if let Some(Err(error)) = burst.map(|units| policy.clone().try_burst(units)) {
-                let instead =
-                    if algorithm == Algorithm::TokenBucket { "" } else { "; leave it out, or the `algorithm`" };
-                faults.add(fields.name_at("burst"), about(&error) + instead);
-            }
-            if let (true, Err(error)) = (aligned, policy.try_aligned()) {
-                let instead = "; leave it out, or write `algorithm = \"fixed-window\"`";
-                faults.add(fields.name_at("aligned"), about(&error) + instead);
-            }
-        }
-        Err(error) => faults.add(quota_at, about(&error) + ": `algorithm = \"fixed-window\"`"),
+    check_policy(fields, (quota, quota_at), algorithm, burst, faults);
+    if aligned && algorithm != Algorithm::FixedWindow {
+        let instead = "leave it out, or write `algorithm = \"fixed-window\"`";
+        faults.add(fields.name_at("aligned"), format!("only a fixed window can be aligned; {instead}"));
     }
     let mut rule = Rule::new(name?.0.to_owned(), quota).algorithm(algorithm).on_error(on_error);
     if let Some(units) = burst {
@@ -309,7 +313,7 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
         rule = rule.escalate(escalation);
     }
     let parts = keys.as_ref().map_or(1, Keys::len);
-    for (values, exception) in read_overrides(fields, quota, algorithm, parts, faults) {
+    for (values, exception) in read_overrides(fields, algorithm, parts, faults) {
         rule = rule.except(values, exception);
     }
     rule = read_mode(rule, fields, faults);
@@ -344,6 +348,27 @@ fn algorithm(word: &str) -> Algorithm {
         "sliding-window" => Algorithm::SlidingWindow,
         "sliding-counter" => Algorithm::SlidingCounter,
         _ => Algorithm::TokenBucket,
+    }
+}
+
+/// Says what cannot be together of a quota, which is at some place, an algorithm and a burst.
+fn check_policy(
+    fields: Fields<'_>,
+    (quota, at): (Quota, usize),
+    algorithm: Algorithm,
+    burst: Option<u64>,
+    faults: &mut Faults,
+) {
+    // With a name that is surely right, so that each mistake is told once.
+    match Policy::new("rule", quota, algorithm) {
+        Ok(policy) => {
+            if let Some(Err(error)) = burst.map(|units| policy.try_burst(units)) {
+                let instead =
+                    if algorithm == Algorithm::TokenBucket { "" } else { "; leave it out, or the `algorithm`" };
+                faults.add(fields.name_at("burst"), about(&error) + instead);
+            }
+        }
+        Err(error) => faults.add(at, about(&error) + ": `algorithm = \"fixed-window\"`"),
     }
 }
 
@@ -388,7 +413,6 @@ fn read_keys(fields: Fields<'_>, client_ip: &ClientIp, faults: &mut Faults) -> O
 /// Reads the overrides of a rule whose key has so many parts.
 fn read_overrides(
     fields: Fields<'_>,
-    base: Quota,
     algorithm: Algorithm,
     parts: usize,
     faults: &mut Faults,
@@ -420,22 +444,24 @@ fn read_overrides(
         if !keys.is_empty() && !known.insert(values.clone()) {
             faults.add(fields.name_at("key"), "there is an override of this key already; leave one out");
         }
-        let exception = match fields.text("quota", faults) {
-            None => continue,
-            Some(("unlimited", _)) => Exception::Unlimited,
-            Some(("blocked", _)) => Exception::Blocked,
-            Some((text, at)) => match text.parse::<Quota>() {
+        let burst = fields.integer("burst", faults);
+        let Some((text, at)) = fields.text("quota", faults) else { continue };
+        let exception = match text {
+            "unlimited" | "blocked" if burst.is_some() => {
+                faults.add(fields.name_at("burst"), "`burst` belongs to a quota; leave it out");
+                continue;
+            }
+            "unlimited" => Exception::Unlimited,
+            "blocked" => Exception::Blocked,
+            _ => match text.parse() {
                 Ok(quota) => {
-                    if let Err(error) = Policy::new("rule", quota, algorithm) {
-                        faults.add(at, about(&error) + ": `algorithm = \"fixed-window\"`");
-                        continue;
-                    }
-                    Exception::Quota(quota)
+                    check_policy(fields, (quota, at), algorithm, burst, faults);
+                    burst.map_or(Exception::Quota(quota), |burst| Exception::Bucket { quota, burst })
                 }
                 Err(error) => {
                     let near = did_you_mean(text, ["unlimited", "blocked"]);
                     faults.add(at, format!("{error}, or `unlimited` or `blocked`{near}"));
-                    Exception::Quota(base)
+                    continue;
                 }
             },
         };

@@ -6,7 +6,7 @@ use std::{
 
 use super::{
     Format,
-    draft::Draft,
+    draft::{Draft, StoreDraft},
     keys::{Named, is_name},
     schema,
     source::{Faults, Source},
@@ -164,11 +164,13 @@ impl Config {
                 |placed: &Option<(String, usize)>| placed.as_ref().map_or(default.to_owned(), |(text, _)| text.clone());
             text(one) == text(other)
         };
+        let tls = |store: &StoreDraft| store.tls.as_ref().map(|tls| tls.paths.clone());
         let mut faults = Faults::default();
         for (name, placed, is_same) in [
             ("url", &store.url, same(&store.url, &before.url, "memory")),
             ("prefix", &store.prefix, same(&store.prefix, &before.prefix, "tollgate")),
             ("key_secret", &store.key_secret, same(&store.key_secret, &before.key_secret, "")),
+            ("tls", &None, tls(store) == tls(before)),
             ("max_keys", &None, store.max_keys == before.max_keys),
             ("when_full", &None, store.when_full == before.when_full),
         ] {
@@ -188,6 +190,10 @@ impl Config {
         let store = &self.draft.store;
         let url = store.url.as_ref().map_or("", |(url, _)| url);
         let redis = crate::redis::Redis::open(url)?;
+        let redis = match &store.tls {
+            Some(tls) => tls.apply(redis)?,
+            None => redis,
+        };
         Ok(Limiter::new(match &store.prefix {
             Some((prefix, _)) => redis.prefix(prefix)?,
             None => redis,

@@ -37,6 +37,7 @@ mod keys;
 mod read;
 mod schema;
 mod source;
+mod tls;
 mod value;
 mod watch;
 

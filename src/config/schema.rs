@@ -250,6 +250,13 @@ pub(super) static STORE: Table = Table {
                     service runs.",
         },
         Key {
+            name: "tls",
+            takes: Takes::Table(&TLS),
+            default: "what the system trusts",
+            example: "{ ca = \"/etc/tollgate/ca.pem\" }",
+            about: "Which certificates count on connections to `rediss://`. Cannot change while the service runs.",
+        },
+        Key {
             name: "deadline",
             takes: Takes::Duration,
             default: "`\"100ms\"`",
@@ -292,6 +299,32 @@ pub(super) static STORE: Table = Table {
             example: "\"refuse\"",
             about: "What becomes of new keys when memory is full: they share one count for each rule, or are refused. Cannot \
                     change while the service runs.",
+        },
+    ],
+};
+
+pub(super) static TLS: Table = Table {
+    keys: &[
+        Key {
+            name: "ca",
+            takes: Takes::Text,
+            default: "what the system trusts",
+            example: "\"/etc/tollgate/ca.pem\"",
+            about: "A file with the authorities to trust, in PEM, and no others. Read once, as the others here.",
+        },
+        Key {
+            name: "cert",
+            takes: Takes::Text,
+            default: "none",
+            example: "\"/etc/tollgate/client.pem\"",
+            about: "A file with the certificate to show, and its chain, in PEM.",
+        },
+        Key {
+            name: "key",
+            takes: Takes::Text,
+            default: "none",
+            example: "\"/etc/tollgate/client.key\"",
+            about: "A file with the private key of `cert`, in PEM.",
         },
     ],
 };
@@ -561,6 +594,13 @@ pub(super) static OVERRIDE: Table = Table {
             default: REQUIRED,
             example: "\"1000/min\"",
             about: "A quota for each client that it is about, nothing at all, or 403.",
+        },
+        Key {
+            name: "burst",
+            takes: Takes::Integer(1, MOST_UNITS),
+            default: "that of the rule",
+            example: "200",
+            about: "How many units a token bucket of this quota holds.",
         },
     ],
 };

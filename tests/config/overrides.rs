@@ -51,6 +51,26 @@ quota = "2/hour"
 "#;
 
 #[tokio::test]
+async fn an_override_may_have_a_burst_of_its_own() {
+    let text = r#"
+        [[rule]]
+        name = "r"
+        key = "header:x-tenant"
+        quota = "2/hour"
+        burst = 1
+        override = [{ key = "large", quota = "9/hour", burst = 3 }, { key = "fast", quota = "9/hour" }]
+    "#;
+    let (address, _) = service(text).await;
+    for (tenant, most) in [("small", 1), ("large", 3), ("fast", 1)] {
+        let mut allowed = 0;
+        while ask(address, "x-tenant", tenant).await.status == 200 {
+            allowed += 1;
+        }
+        assert_eq!(allowed, most, "{tenant}");
+    }
+}
+
+#[tokio::test]
 async fn an_exact_address_goes_before_a_range_and_a_longer_range_before_a_shorter() {
     let (address, _) = service(BY_ADDRESS).await;
     for (from, quota) in [

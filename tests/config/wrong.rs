@@ -203,6 +203,18 @@ const WRONG: &[Wrong] = &[
         "config:4:55: `up_to` is `90m`, and the first `block` is `2h`; write no less, or leave it out",
     ),
     (
+        "bursts of what has none",
+        Toml,
+        "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nalgorithm = \"fixed-window\"\noverride = [{ key = \"10.0.0.1\", quota = \"2/s\", burst = 9 }, { key = \"10.0.0.2\", quota = \"blocked\", burst = 9 }]",
+        "config:5:48: burst of 9: only a token bucket has one; leave it out, or the `algorithm`\nconfig:5:100: `burst` belongs to a quota; leave it out",
+    ),
+    (
+        "TLS in memory, and half a certificate",
+        Toml,
+        "rules = []\n[store.tls]\ncert = \"Cargo.toml\"",
+        "config:2:1: `tls` does nothing: counts are kept in memory; leave it out\nconfig:3:8: `cert` is there without its private `key`; write both",
+    ),
+    (
         "overrides of another shape",
         Toml,
         "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nkey = [\"method\", \"path\"]\noverride = [{ key = \"GET\", quota = \"unlimted\" }]",

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use tollgate::{Demand, Policy, Quota, Redis, Tls, limit::Store};
+use tollgate::{Config, Demand, Policy, Quota, RateLimitLayer, Redis, Tls, config::Format, limit::Store};
 
 use super::patient;
 use crate::support::{certificates, sentinels::Sentinel, server::Server};
@@ -55,6 +55,31 @@ async fn a_server_is_trusted_by_an_authority_of_ours_and_by_no_other() {
     assert!(said.contains("cannot connect"), "{said}");
     // Nobody who was not trusted was sent anything in the clear.
     assert_eq!(crate::support::calls(&mut server.admin(), "evalsha"), 2);
+}
+
+#[tokio::test]
+async fn a_configuration_names_the_files_of_authorities_and_certificate() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (_server, port) = start(dir.path(), &["--tls-auth-clients", "yes"]);
+    certificates::signed(dir.path(), "client", "ca");
+    let file = |name: &str| dir.path().join(name).to_str().expect("plain text").to_owned();
+    let text = format!(
+        "rules = []\n[store]\nurl = \"rediss://127.0.0.1:{port}\"\ndeadline = \"10s\"\n[store.tls]\nca = \"{}\"\n\
+         cert = \"{}\"\nkey = \"{}\"\n",
+        file("ca.pem"),
+        file("client.pem"),
+        file("client.key")
+    );
+    let layer = RateLimitLayer::from_config(&Config::parse(text.as_str(), Format::Toml).expect("right")).expect("made");
+    assert!(!layer.limiter().check(&POLICY, "user:42").await.is_degraded());
+
+    let told = |text: &str| Config::parse(text, Format::Toml).expect_err("wrong").to_string();
+    let no_key = told(&text.replace("client.key", "server.pem"));
+    assert_eq!(no_key, "config:5:1: tls: the client key holds no private key");
+    let no_file = told(&text.replace("client.key", "nobody.key"));
+    assert!(no_file.starts_with("config:8:7: `key`: `") && no_file.contains("cannot be read"), "{no_file}");
+    let in_the_clear = told(&text.replace("rediss", "redis"));
+    assert!(in_the_clear.contains("tls: the address is not rediss://"), "{in_the_clear}");
 }
 
 #[tokio::test]

@@ -33,6 +33,13 @@ use crate::{
 pub enum Exception {
     /// Another quota, counted as the rule counts; what is used stays when it changes.
     Quota(Quota),
+    /// Another quota of a token bucket, and how many units that holds; an error for another algorithm.
+    Bucket {
+        /// The quota.
+        quota: Quota,
+        /// How many units the bucket holds.
+        burst: u64,
+    },
     /// The rule does not apply: nothing is charged, and nothing told.
     Unlimited,
     /// The request is refused with HTTP 403 (gRPC status 7).
@@ -62,7 +69,7 @@ impl Exceptions {
     /// Makes ready what was said of these values.
     pub(super) fn new(
         said: &[(Vec<String>, Exception)],
-        policy: impl Fn(Quota) -> Result<Policy, Error>,
+        policy: impl Fn(Quota, Option<u64>) -> Result<Policy, Error>,
         extractor: &dyn KeyExtractor,
         secrets: &Secrets,
     ) -> Result<Self, Error> {
@@ -73,7 +80,8 @@ impl Exceptions {
                 Entry::Occupied(place) => *place.get(),
                 Entry::Vacant(place) => {
                     all.found.push(match exception {
-                        Exception::Quota(quota) => Found::Policy(policy(*quota)?),
+                        Exception::Quota(quota) => Found::Policy(policy(*quota, None)?),
+                        Exception::Bucket { quota, burst } => Found::Policy(policy(*quota, Some(*burst))?),
                         Exception::Unlimited => Found::Unlimited,
                         Exception::Blocked => Found::Blocked,
                     });
@@ -81,7 +89,8 @@ impl Exceptions {
                 }
             };
             let mut values = values.iter().map(String::as_str);
-            let alone = |text: &str| text.parse().is_ok_and(|address: IpAddr| extractor.is_alone(address.to_canonical()));
+            let alone =
+                |text: &str| text.parse().is_ok_and(|address: IpAddr| extractor.is_alone(address.to_canonical()));
             if values.len() == 1
                 && let Some(range) = values.clone().next().filter(|text| !alone(text)).and_then(Network::parse)
             {

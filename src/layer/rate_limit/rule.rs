@@ -310,10 +310,10 @@ impl Rule {
         Charging::parse(when).map(drop)
     }
 
-    /// Makes a policy of it, with this quota.
-    fn policy(&self, quota: Quota) -> Result<Policy, Error> {
+    /// Makes a policy of it, with this quota and, if there is one, burst.
+    fn policy(&self, quota: Quota, burst: Option<u64>) -> Result<Policy, Error> {
         let mut policy = Policy::new(self.name.clone(), quota, self.algorithm)?.on_error(self.on_error);
-        if let Some(burst) = self.burst {
+        if let Some(burst) = burst.or(self.burst) {
             policy = policy.try_burst(burst)?;
         }
         if self.aligned {
@@ -330,10 +330,11 @@ impl Rule {
 
     /// Checks the rule.
     pub(in crate::layer) fn build(self, secrets: &Secrets) -> Result<BuiltRule, Error> {
-        let policy = self.policy(self.quota)?;
+        let policy = self.policy(self.quota, None)?;
         let charging = Charging::parse(&self.charging)
             .map_err(|error| Error::invalid(format!("rule `{}`: {error}", policy.name())))?;
-        let exceptions = Exceptions::new(&self.exceptions, |quota| self.policy(quota), &self.key, secrets)?;
+        let exceptions =
+            Exceptions::new(&self.exceptions, |quota, burst| self.policy(quota, burst), &self.key, secrets)?;
         if let Mode::Percent(101..) = self.mode {
             return Err(Error::invalid(format!("rule `{}`: enforced for 0 to 100 percent of its keys", policy.name())));
         }
@@ -406,7 +407,7 @@ impl BuiltRule {
 
     /// Makes a policy of it with another quota, if that can be.
     pub(super) fn with_quota(&self, quota: Quota) -> Option<Policy> {
-        let made = self.source.policy(quota);
+        let made = self.source.policy(quota, None);
         made.inspect_err(|error| tracing::warn!(%error, "a quota that was looked up cannot be counted")).ok()
     }
 
