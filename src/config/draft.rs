@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, num::NonZeroU32, time::Duration};
 
-use http::Method;
+use http::{HeaderName, Method};
 
 use super::{
     keys::{Keys, Manner},
@@ -198,8 +198,13 @@ fn read_client_ip(fields: Option<Fields<'_>>, faults: &mut Faults) -> ClientIp {
     if let Some(hops) = fields.integer("hops", faults) {
         client = client.hops(usize::try_from(hops).unwrap_or(usize::MAX));
     }
-    if let Some((header, _)) = fields.text("header", faults) {
-        client = client.header(header);
+    if let Some((header, at)) = fields.text("header", faults) {
+        match header.parse::<HeaderName>() {
+            Ok(_) => client = client.header(header),
+            Err(_) => {
+                faults.add(at, format!("`{}` is not a header name; write one like `x-forwarded-for`", shown(header)))
+            }
+        }
     }
     client = prefixes(client, fields, faults);
     if let Err(error) = client.check() {
@@ -278,13 +283,17 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
     {
         faults.add(at, error.to_string());
     }
-    let (quota, quota_at) = quota?;
-    check_policy(fields, (quota, quota_at), algorithm, burst, faults);
+    // Where something is missing, all else is looked at all the same.
+    if let Some(quota) = quota {
+        check_policy(fields, quota, algorithm, burst, faults);
+    }
+    let quota = quota.map_or(PLAIN, |(quota, _)| quota);
     if aligned && algorithm != Algorithm::FixedWindow {
         let instead = "leave it out, or write `algorithm = \"fixed-window\"`";
         faults.add(fields.name_at("aligned"), format!("only a fixed window can be aligned; {instead}"));
     }
-    let mut rule = Rule::new(name?.0.to_owned(), quota).algorithm(algorithm).on_error(on_error);
+    let mut rule =
+        Rule::new(name.map_or("rule", |(name, _)| name).to_owned(), quota).algorithm(algorithm).on_error(on_error);
     if let Some(units) = burst {
         rule = rule.burst(units);
     }
@@ -312,8 +321,7 @@ fn read_rule(fields: Fields<'_>, client_ip: &ClientIp, default: OnError, faults:
     if let Some(escalation) = read_escalation(fields, faults) {
         rule = rule.escalate(escalation);
     }
-    let parts = keys.as_ref().map_or(1, Keys::len);
-    for (values, exception) in read_overrides(fields, algorithm, parts, faults) {
+    for (values, exception) in read_overrides(fields, algorithm, keys.as_ref(), faults) {
         rule = rule.except(values, exception);
     }
     rule = read_mode(rule, fields, faults);
@@ -410,11 +418,11 @@ fn read_keys(fields: Fields<'_>, client_ip: &ClientIp, faults: &mut Faults) -> O
     Keys::read(&words, &manner, faults)
 }
 
-/// Reads the overrides of a rule whose key has so many parts.
+/// Reads the overrides of a rule.
 fn read_overrides(
     fields: Fields<'_>,
     algorithm: Algorithm,
-    parts: usize,
+    rule_keys: Option<&Keys>,
     faults: &mut Faults,
 ) -> Vec<(Vec<String>, Exception)> {
     let overrides = match fields.get("override").map(|value| (&value.kind, value.at)) {
@@ -433,12 +441,19 @@ fn read_overrides(
     for value in overrides {
         let Some(fields) = Fields::open(value, "the override", &OVERRIDE, faults) else { continue };
         let keys = fields.texts("key", faults).unwrap_or_default();
-        if !keys.is_empty() && keys.len() != parts {
-            let (has, at) = (keys.len(), fields.name_at("key"));
+        let wanted = rule_keys.map_or(keys.len(), Keys::len);
+        if !keys.is_empty() && keys.len() != wanted {
+            let has = keys.len();
             faults.add(
-                at,
-                format!("`key` has {has} values, and the rule's key has {parts}; write one for each, in order"),
+                fields.name_at("key"),
+                format!("`key` has {has} values, and the rule's key has {wanted}; write one for each, in order"),
             );
+        } else {
+            for (place, (value, at)) in keys.iter().enumerate() {
+                if let Some(what) = rule_keys.and_then(|rule_keys| rule_keys.refuse_value(place, value)) {
+                    faults.add(*at, what);
+                }
+            }
         }
         let values: Vec<String> = keys.iter().map(|(value, _)| (*value).to_owned()).collect();
         if !keys.is_empty() && !known.insert(values.clone()) {
@@ -471,6 +486,10 @@ fn read_overrides(
 }
 
 fn read_mode(rule: Rule, fields: Fields<'_>, faults: &mut Faults) -> Rule {
+    if let Some(Value { at, kind: Kind::Plain(number) }) = fields.get("mode") {
+        faults.add(*at, format!("`mode` is `{number}`; a percentage is written `\"{number}%\"`"));
+        return rule;
+    }
     match fields.text("mode", faults) {
         None | Some(("enforce", _)) => rule,
         Some(("shadow", _)) => rule.shadow(),

@@ -122,10 +122,14 @@ impl Config {
 
     fn draft(source: Source, format: Format, faults: &mut Faults) -> Self {
         let mut value = format.read(&source, faults);
-        value.fill(&|name| env::var(name).ok(), faults);
+        let mut more = Faults::default();
         // What could not be read at all would only be told again as missing.
-        let mut told = Faults::default();
-        let draft = Draft::read(&value, if faults.is_empty() { faults } else { &mut told });
+        let is_read = faults.is_empty();
+        value.fill(&|name| env::var(name).ok(), faults);
+        let draft = Draft::read(&value, &mut more);
+        if is_read {
+            faults.add_elsewhere(more);
+        }
         Self { path: None, source: Arc::new(source), draft: Arc::new(draft), named: Named::new() }
     }
 

@@ -1,6 +1,6 @@
 //! For whom a rule counts: from words to extractors.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use http::{HeaderName, request::Parts};
 
@@ -14,7 +14,9 @@ use crate::layer::matched_path;
 use crate::{
     error::Error,
     key::KeyWriter,
-    layer::{ClientIp, Header, KeyExtractor, NoKey, cookie, global, grpc_method, grpc_service, method, path},
+    layer::{
+        ClientIp, Header, KeyExtractor, NoKey, client_ip, cookie, global, grpc_method, grpc_service, method, path,
+    },
 };
 
 /// The extractors that a service has named.
@@ -26,7 +28,8 @@ pub(super) struct Keys(Vec<Part>);
 
 #[derive(Clone, Debug)]
 enum Part {
-    Known(Arc<dyn KeyExtractor>),
+    /// What a word stands for, and the word.
+    Known(Arc<dyn KeyExtractor>, String),
     /// A name that the service has to know, and where it is.
     Named(String, usize),
 }
@@ -53,7 +56,10 @@ macro_rules! known {
 impl Keys {
     pub(super) fn read(words: &[(&str, usize)], manner: &Manner, faults: &mut Faults) -> Option<Self> {
         let mut parts = Vec::new();
-        for (word, at) in words {
+        for (i, (word, at)) in words.iter().enumerate() {
+            if words[..i].iter().any(|(other, _)| other == word) {
+                faults.add(*at, format!("`{}` is there twice; leave one out", shown(word)));
+            }
             match part(word, *at, manner) {
                 Ok(part) => parts.push(part),
                 Err(what) => faults.add(*at, what),
@@ -67,12 +73,32 @@ impl Keys {
         self.0.len()
     }
 
+    /// Says what is wrong with values for which a rule is to make an exception, one of each part, if anything is.
+    pub(super) fn refuse_value(&self, place: usize, value: &str) -> Option<String> {
+        let alone = self.0.len() == 1;
+        let Part::Known(extractor, word) = self.0.get(place)? else { return None };
+        let is_range = || client_ip().trust([value]).check().is_ok();
+        let is_alone = || value.parse::<IpAddr>().is_ok_and(|address| extractor.is_alone(address.to_canonical()));
+        let instead = match word.as_str() {
+            "client-ip" if alone && !is_range() => "write an address, or a range of them such as `10.0.0.0/8`",
+            "client-ip" if !alone && !is_alone() => {
+                "beside other keys it must be one address that is counted alone, not a range; IPv6 is counted by \
+                 `ipv6_prefix`"
+            }
+            "global" => "its key is `global`, the same for all; change the rule's `quota`",
+            "method" if value != value.to_uppercase() => "methods are written in capitals, such as `GET`",
+            "path" if !value.starts_with('/') => "a path begins with a slash, and is no pattern",
+            _ => return None,
+        };
+        Some(format!("`{}` is no key that requests can have: {instead}", shown(value)))
+    }
+
     /// Finds what the names stand for.
     pub(super) fn resolve(&self, named: &Named, faults: &mut Faults) -> Option<Arc<dyn KeyExtractor>> {
         let mut parts = Vec::new();
         for part in &self.0 {
             match part {
-                Part::Known(extractor) => parts.push(Arc::clone(extractor)),
+                Part::Known(extractor, _) => parts.push(Arc::clone(extractor)),
                 Part::Named(name, at) => match named.get(name) {
                     Some(extractor) => parts.push(Arc::clone(extractor)),
                     None => faults.add(*at, unknown(name, named)),
@@ -88,7 +114,7 @@ impl Keys {
 }
 
 fn part(word: &str, at: usize, manner: &Manner) -> Result<Part, String> {
-    Ok(Part::Known(match word.split_once(':') {
+    let known: Arc<dyn KeyExtractor> = match word.split_once(':') {
         Some(("header", name)) => {
             let parsed = name.parse::<HeaderName>();
             let parsed = parsed
@@ -126,7 +152,8 @@ fn part(word: &str, at: usize, manner: &Manner) -> Result<Part, String> {
             name if is_name(name) => return Ok(Part::Named(name.to_owned(), at)),
             other => return Err(unknown(other, &Named::new())),
         },
-    }))
+    };
+    Ok(Part::Known(known, word.to_owned()))
 }
 
 fn unknown(name: &str, named: &Named) -> String {

@@ -29,6 +29,8 @@
 //! assert!(told.contains("did you mean `quota`?"), "{told}");
 //! ```
 
+#[cfg(test)]
+mod alike;
 mod build;
 mod draft;
 mod file;

@@ -119,7 +119,12 @@ impl<'v> Fields<'v> {
             faults.add(*at, format!("`{name}` is `{count}`; write a count, a slash and a window: `\"{count}/min\"`"));
             return None;
         }
-        let (text, at) = self.text(name, faults)?;
+        let value = self.get(name)?;
+        let Kind::Text(text) = &value.kind else {
+            faults.add(value.at, format!("`{name}` is {}; write a quota: `\"100/min\"`", value.called()));
+            return None;
+        };
+        let at = value.at;
         match text.parse() {
             Ok(quota) => Some((quota, at)),
             Err(error) => {

@@ -60,6 +60,12 @@ impl Faults {
         self.0.push(Fault { at, what: what.into() });
     }
 
+    /// Adds others but at places of which something is told already.
+    pub(super) fn add_elsewhere(&mut self, others: Self) {
+        let known: Vec<usize> = self.0.iter().map(|fault| fault.at).collect();
+        self.0.extend(others.0.into_iter().filter(|fault| !known.contains(&fault.at)));
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -215,6 +215,30 @@ const WRONG: &[Wrong] = &[
         "config:2:1: `tls` does nothing: counts are kept in memory; leave it out\nconfig:3:8: `cert` is there without its private `key`; write both",
     ),
     (
+        "overrides that no request can have",
+        Toml,
+        "[[rule]]\nname = \"a\"\nquota = \"1/s\"\noverride = [{ key = \"10.0.0.0/40\", quota = \"2/s\" }, { key = \"10.0.0.300\", quota = \"2/s\" }]\n[[rule]]\nname = \"b\"\nquota = \"1/s\"\nkey = [\"client-ip\", \"method\", \"path\"]\noverride = [{ key = [\"10.0.0.0/8\", \"get\", \"api\"], quota = \"2/s\" }]\n[[rule]]\nname = \"c\"\nquota = \"1/s\"\nkey = \"global\"\noverride = [{ key = \"all\", quota = \"2/s\" }]",
+        "config:4:21: `10.0.0.0/40` is no key that requests can have: write an address, or a range of them such as `10.0.0.0/8`\nconfig:4:61: `10.0.0.300` is no key that requests can have: write an address, or a range of them such as `10.0.0.0/8`\nconfig:9:22: `10.0.0.0/8` is no key that requests can have: beside other keys it must be one address that is counted alone, not a range; IPv6 is counted by `ipv6_prefix`\nconfig:9:36: `get` is no key that requests can have: methods are written in capitals, such as `GET`\nconfig:9:43: `api` is no key that requests can have: a path begins with a slash, and is no pattern\nconfig:14:21: `all` is no key that requests can have: its key is `global`, the same for all; change the rule's `quota`",
+    ),
+    (
+        "a header with spaces, and a percentage without its sign",
+        Toml,
+        "[client_ip]\nheader = \"X Real IP\"\nhops = 1\n[[rule]]\nname = \"a\"\nquota = \"1/s\"\nmode = 25\nkey = [\"method\", \"method\"]",
+        "config:2:10: `X Real IP` is not a header name; write one like `x-forwarded-for`\nconfig:7:8: `mode` is `25`; a percentage is written `\"25%\"`\nconfig:8:18: `method` is there twice; leave one out",
+    ),
+    (
+        "a table for a quota",
+        Json,
+        "{\"rule\": [{\"name\": \"a\", \"quota\": {\"limit\": 5}}]}",
+        "config:1:34: `quota` is a table; write a quota: `\"100/min\"`",
+    ),
+    (
+        "a variable that is not set, and other mistakes of the same rule",
+        Toml,
+        "[[rule]]\nquota = \"${TOLLGATE_TEST_UNSET}\"\nmode = \"shadwo\"\nkey = \"ip\"\nmatch = { paths = \"/x\" }\noverride = [{ key = \"10.0.0.1\", quota = \"1\" }]",
+        "config:1:1: the rule lacks `name`; write `name = \"per-ip\"`\nconfig:2:9: environment variable `TOLLGATE_TEST_UNSET` is not set; set it, or write `${TOLLGATE_TEST_UNSET:-default}`\nconfig:3:8: `mode` is `shadwo`; it must be `enforce`, `shadow` or a percentage, `25%`; did you mean `shadow`?\nconfig:5:11: `match` has no `paths`; it takes `path`, `method` or `not`; did you mean `path`?\nconfig:6:41: quota `1`: write a count, a slash and a window; for example 100/min, 10/s, 1000/day or 5/15m, or `unlimited` or `blocked`",
+    ),
+    (
         "overrides of another shape",
         Toml,
         "[[rule]]\nname = \"a\"\nquota = \"1/s\"\nkey = [\"method\", \"path\"]\noverride = [{ key = \"GET\", quota = \"unlimted\" }]",

@@ -19,8 +19,6 @@ for k = 1, #KEYS do
     local value = integer(redis.pcall('GET', key))
     local used, left = 0, 0
     if value then used, left = window_of(key, value) end
-    -- Only a lifetime is not exactly where its window ends.
-    if value and value >= PACKED then off_by = 0 end
     if left > 0 and math.abs(now_ms + left - ends) <= off_by then
       local settled = math.min(math.max(0, used + more), SUM - 1)
       if value < PACKED or settled <= MOST_PACKED then
