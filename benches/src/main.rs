@@ -12,6 +12,7 @@ mod bytes;
 mod cores;
 mod http;
 mod layer;
+mod leases;
 mod memory;
 mod redis_store;
 mod refusals;
@@ -30,6 +31,7 @@ const TABLES: &[(&str, fn(&mut Run))] = &[
     ("bytes", bytes::run),
     ("refusals", refusals::run),
     ("allotment", allotment::run),
+    ("leases", leases::run),
     ("http", http::run),
 ];
 

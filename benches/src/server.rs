@@ -2,7 +2,7 @@ use std::{
     cell::Cell,
     future::Future,
     net::{TcpListener, TcpStream},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     rc::Rc,
     thread,
     time::Duration,
@@ -58,6 +58,12 @@ impl Server {
             Some((name.to_owned(), number(1)?, number(3)?))
         };
         info.lines().filter_map(stat).collect()
+    }
+
+    /// Sends the server a signal: `STOP` freezes it.
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([&format!("-{signal}"), &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill").success());
     }
 
     pub fn memory(&self) -> u64 {

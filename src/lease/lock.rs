@@ -1,8 +1,7 @@
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
-    Guard, Holder, LeaseStore, Share, Terms,
-    guard::DEFAULT_TTL,
+    Guard, Holder, LeaseStore, Share,
     run::{self, RanAnyway, RunError},
     wait::Request,
 };
@@ -39,7 +38,6 @@ use crate::{error::Error, key::Key};
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock {
     request: Request,
-    wait: Option<Duration>,
 }
 
 impl Lock {
@@ -56,14 +54,7 @@ impl Lock {
         // The same order for everybody, so that two who want the same names do not wait for each other.
         names.sort_unstable_by(|one, other| one.as_bytes().cmp(other.as_bytes()));
         names.dedup();
-        let request = Request {
-            store: Arc::new(store.clone()),
-            names: names.into(),
-            share: Share::Whole,
-            terms: Terms::new(DEFAULT_TTL, own_label()),
-            max_hold: None,
-        };
-        Self { request, wait: Some(Self::DEFAULT_WAIT) }
+        Self { request: Request::new(store, names, Share::Whole) }
     }
 
     /// Sets how long the lease lasts unless it is renewed; 30 seconds by default.
@@ -77,13 +68,13 @@ impl Lock {
 
     /// Sets how long [`acquire`](Self::acquire) waits; ten seconds by default.
     pub fn wait(mut self, longest: Duration) -> Self {
-        self.wait = Some(longest);
+        self.request.longest_wait = Some(longest);
         self
     }
 
     /// Waits as long as it takes.
     pub fn wait_forever(mut self) -> Self {
-        self.wait = None;
+        self.request.longest_wait = None;
         self
     }
 
@@ -121,7 +112,7 @@ impl Lock {
     /// background.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         self.check()?;
-        self.request.wait(self.wait).await.map(|lease| Guard::new(lease, true))
+        self.request.wait().await.map(|lease| Guard::new(lease, true))
     }
 
     /// Asks once, without waiting; returns nothing if somebody else holds.
@@ -212,7 +203,7 @@ impl Lock {
     /// Acquires without a guard that renews: whoever runs does.
     pub(super) async fn acquire_unkept(&self) -> Result<Guard, Error> {
         self.check()?;
-        self.request.wait(self.wait).await.map(|lease| Guard::new(lease, false))
+        self.request.wait().await.map(|lease| Guard::new(lease, false))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -228,11 +219,6 @@ impl Lock {
 
     /// The time for which [`acquire`](Self::acquire) waits by default.
     pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
-}
-
-/// Says which process holds.
-pub(super) fn own_label() -> Arc<str> {
-    format!("process {}", std::process::id()).into()
 }
 
 /// A store's work per call is bounded.

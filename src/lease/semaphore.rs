@@ -1,9 +1,7 @@
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, time::Duration};
 
 use super::{
-    Guard, Holder, Lease, LeaseStore, Lock, Released, Terms,
-    guard::DEFAULT_TTL,
-    lock::own_label,
+    Guard, Holder, Lease, LeaseStore, Released,
     wait::{Request, permits},
 };
 use crate::{error::Error, key::Key};
@@ -31,7 +29,6 @@ use crate::{error::Error, key::Key};
 #[must_use = "a semaphore does nothing until a permit is acquired"]
 pub struct Semaphore {
     request: Request,
-    wait: Option<Duration>,
 }
 
 impl Semaphore {
@@ -45,14 +42,7 @@ impl Semaphore {
     pub fn new<S: LeaseStore + Clone>(store: &S, name: impl Into<Key>, most: u32) -> Result<Self, Error> {
         let share = permits(most)?;
         store.supports(share)?;
-        let request = Request {
-            store: Arc::new(store.clone()),
-            names: [name.into()].into(),
-            share,
-            terms: Terms::new(DEFAULT_TTL, own_label()),
-            max_hold: None,
-        };
-        Ok(Self { request, wait: Some(Lock::DEFAULT_WAIT) })
+        Ok(Self { request: Request::new(store, [name.into()], share) })
     }
 
     /// Sets how long a permit lasts unless it is renewed; 30 seconds by default, 20 ms to a day in whole milliseconds.
@@ -63,13 +53,13 @@ impl Semaphore {
 
     /// Sets how long [`acquire`](Self::acquire) waits; ten seconds by default.
     pub fn wait(mut self, longest: Duration) -> Self {
-        self.wait = Some(longest);
+        self.request.longest_wait = Some(longest);
         self
     }
 
     /// Waits as long as it takes.
     pub fn wait_forever(mut self) -> Self {
-        self.wait = None;
+        self.request.longest_wait = None;
         self
     }
 
@@ -90,7 +80,7 @@ impl Semaphore {
     /// Dropped half-way, the place in line is given up, and a permit that may have been granted is given back in the
     /// background.
     pub async fn acquire(&self) -> Result<Permit, Error> {
-        self.request.wait(self.wait).await.map(|lease| Permit(Guard::new(lease, true)))
+        self.request.wait().await.map(|lease| Permit(Guard::new(lease, true)))
     }
 
     /// Asks once, without waiting; returns nothing if all permits are held.

@@ -9,7 +9,8 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::time;
 
 use super::{
-    Acquired, LeaseId, LeaseStore, Share, Terms, Token, Watch,
+    Acquired, LeaseId, LeaseStore, Lock, Share, Terms, Token, Watch,
+    guard::DEFAULT_TTL,
     hold::Hold,
     keeper::{Granted, Place},
     lease::{Cleanup, Held, Lease},
@@ -30,6 +31,8 @@ pub(super) struct Request {
     pub(super) share: Share,
     pub(super) terms: Terms,
     pub(super) max_hold: Option<Duration>,
+    /// How long it is waited for at most, if there is a most.
+    pub(super) longest_wait: Option<Duration>,
 }
 
 /// One attempt to hold, with a token of its own.
@@ -40,6 +43,19 @@ struct Attempt<'a> {
 }
 
 impl Request {
+    /// Asks for a share of names as long as nothing else is said.
+    pub(super) fn new<S: LeaseStore + Clone>(store: &S, names: impl Into<Arc<[Key]>>, share: Share) -> Self {
+        Self {
+            store: Arc::new(store.clone()),
+            names: names.into(),
+            share,
+            // Says which process holds.
+            terms: Terms::new(DEFAULT_TTL, format!("process {}", std::process::id())),
+            max_hold: None,
+            longest_wait: Some(Lock::DEFAULT_WAIT),
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         let Terms { ttl, label } = &self.terms;
         if !(SHORTEST_TTL..=LONGEST_TTL).contains(ttl) || ttl.subsec_nanos() % 1_000_000 != 0 {
@@ -66,11 +82,11 @@ impl Request {
         }
     }
 
-    /// Waits until the lease is held, for so long at most.
-    pub(super) async fn wait(&self, longest: Option<Duration>) -> Result<Lease, Error> {
+    /// Waits until the lease is held.
+    pub(super) async fn wait(&self) -> Result<Lease, Error> {
         self.check()?;
         let (kind, began, _waiting) = (self.share.kind(), self.store.clock().now(), WaitMeter::new(self.share.kind()));
-        let waited = self.wait_uncounted(longest).await;
+        let waited = self.wait_uncounted().await;
         let result = match &waited {
             Ok(_) => "acquired",
             Err(error) if error.is_wait_too_long() => "timed_out",
@@ -80,7 +96,7 @@ impl Request {
         waited
     }
 
-    async fn wait_uncounted(&self, longest: Option<Duration>) -> Result<Lease, Error> {
+    async fn wait_uncounted(&self) -> Result<Lease, Error> {
         let mut attempt = Attempt::new(self)?;
         let mut place =
             (!matches!(self.share, Share::InTurn(_))).then(|| self.store.keeper().join(&attempt.id, &self.terms));
@@ -91,7 +107,7 @@ impl Request {
             }
             attempt.wait(place.as_mut(), &mut last).await
         };
-        match longest {
+        match self.longest_wait {
             None => waiting.await,
             Some(longest) => match time::timeout(longest, waiting).await {
                 Ok(answer) => answer,

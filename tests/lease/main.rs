@@ -10,7 +10,7 @@ mod failing_over;
 mod fencing;
 mod holding;
 mod leader;
-mod measure;
+mod left;
 mod port;
 mod records;
 mod redlock;

@@ -82,7 +82,9 @@ impl History {
                 let overlap = other.from..one.until.min(other.until);
                 // One that is stopped meanwhile, or cannot ask, is told later, but not after its own deadline.
                 let paused = self.faults.iter().any(|fault| {
-                    [Some(one.worker), Some(other.worker)].contains(&fault.worker) && fault.until > one.from
+                    let stopped =
+                        fault.what == "stall" || [Some(one.worker), Some(other.worker)].contains(&fault.worker);
+                    stopped && fault.from < overlap.end && fault.until > one.from
                 });
                 let forgotten = self.faults.iter().any(|fault| {
                     let longest = match fault.what {

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader},
     path::PathBuf,
     process::Child,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -49,6 +49,7 @@ pub(crate) fn run(scene: &mut dyn Scene, variant: Variant, faults: Faults, long:
         });
         Worker { child, number }
     };
+    let stalls = Stalls::watch();
     let mut workers: Vec<Worker> = (0..WORKERS).map(start).collect();
     let mut next_number = WORKERS;
     let mut done = Vec::new();
@@ -120,9 +121,41 @@ pub(crate) fn run(scene: &mut dyn Scene, variant: Variant, faults: Faults, long:
     thread::sleep(Duration::from_millis(200));
     let mut events = events.lock().expect("no panic").clone();
     events.sort_by_key(|event: &Event| event.at);
+    done.extend(stalls.end());
+    done.sort_by_key(|fault: &Fault| fault.from);
     let taken: Vec<u64> =
         redis::cmd("LRANGE").arg("register").arg(0).arg(-1).query(&mut register.admin()).expect("LRANGE");
     History { events, faults: done, register: taken, end }
+}
+
+/// Watches for times in which this machine gave its processes no time, which is no fault of a lock.
+struct Stalls {
+    end: mpsc::Sender<()>,
+    watch: thread::JoinHandle<Vec<Fault>>,
+}
+
+impl Stalls {
+    fn watch() -> Self {
+        let (end, ended) = mpsc::channel();
+        let watch = thread::spawn(move || {
+            let mut stalls = Vec::new();
+            let mut from = monotonic();
+            while ended.recv_timeout(Duration::from_millis(5)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let until = monotonic();
+                if until - from > STALL {
+                    stalls.push(Fault { what: "stall", worker: None, from, until });
+                }
+                from = until;
+            }
+            stalls
+        });
+        Self { end, watch }
+    }
+
+    fn end(self) -> Vec<Fault> {
+        drop(self.end);
+        self.watch.join().expect("no panic")
+    }
 }
 
 fn read(worker: usize, line: &str) -> Option<Event> {
@@ -140,3 +173,6 @@ fn step(steps: &PathBuf, seconds: u64) {
 
 /// Longer than it may take until somebody holds after a fault.
 const QUIET: Duration = Duration::from_millis(1_400);
+
+/// A timer of 5 ms that fires so late, in nanoseconds, tells that nothing can be said of the time.
+const STALL: u64 = 60_000_000;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tollgate::{
     Redis,
     lease::{Lease, LeaseStore, Lock, Redlock},
@@ -53,8 +53,7 @@ async fn work(asked: &str) {
     let store = store(url, Variant::read(variant), steps.as_ref()).await;
     let register = redis::Client::open(*register).expect("an address");
     let mut register = register.get_multiplexed_async_connection().await.expect("the register");
-    let late = Arc::new(AtomicU64::new(0));
-    tokio::spawn(watch_timers(Arc::clone(&late)));
+    let bare = Bare::start();
     let lock = Lock::new(&store, "the one").ttl(TTL).wait_forever();
     let seed: u64 = number.parse().expect("a number");
     for round in 0_u64.. {
@@ -62,7 +61,7 @@ async fn work(asked: &str) {
         // Some are short, and some are renewed several times.
         let steps = [4, 20, 160, 10, 200][usize::try_from((round + seed) % 5).expect("few")];
         let body = async |lease: Lease| {
-            let read = || deadline.set(monotonic() + u64::try_from(lease.remaining().as_nanos()).expect("short"));
+            let read = || deadline.set(monotonic() + ns(lease.remaining()));
             fence.set(lease.fence().map_or(0, u64::from));
             let at = monotonic();
             read();
@@ -87,10 +86,8 @@ async fn work(asked: &str) {
         match lock.run(body).await {
             Ok(()) => tell("released", fence.get(), monotonic(), 0),
             Err(error) if error.is_lost() => {
-                let at = monotonic();
-                // What a bare timer was late at about the same time.
-                let late = late.load(Ordering::Relaxed);
-                tell("lost", fence.get(), at, deadline.get() + late);
+                // What a bare timer is late at about the same time.
+                tell("lost", fence.get(), monotonic(), deadline.get() + bare.late());
             }
             Err(_) => sleep(Duration::from_millis(5)).await,
         }
@@ -113,14 +110,37 @@ async fn store(url: &str, variant: Variant, steps: &Path) -> Arc<dyn LeaseStore>
     }
 }
 
-/// Keeps how late timers are at present, in nanoseconds.
-async fn watch_timers(late: Arc<AtomicU64>) {
-    let mut lately = [0_u64; 20];
-    for i in 0.. {
-        let begun = Instant::now();
-        sleep(Duration::from_millis(5)).await;
-        let over = begun.elapsed().saturating_sub(Duration::from_millis(5));
-        lately[i % 20] = u64::try_from(over.as_nanos()).expect("short");
-        late.store(lately.iter().copied().max().unwrap_or_default(), Ordering::Relaxed);
+/// A timer that fires again and again, by which it shows how late timers are.
+#[derive(Clone, Default)]
+struct Bare(Arc<[AtomicU64; 2]>);
+
+impl Bare {
+    fn start() -> Self {
+        let bare = Self::default();
+        tokio::spawn(bare.clone().watch());
+        bare
+    }
+
+    async fn watch(self) {
+        let [due, latest] = &*self.0;
+        let mut lately = [0_u64; 20];
+        for i in 0.. {
+            due.store(monotonic() + ns(EVERY), Ordering::Relaxed);
+            sleep(EVERY).await;
+            lately[i % 20] = monotonic().saturating_sub(due.load(Ordering::Relaxed));
+            latest.store(lately.iter().copied().max().unwrap_or_default(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how late it was at most of late, and is at present, in nanoseconds.
+    fn late(&self) -> u64 {
+        let [due, latest] = &*self.0;
+        latest.load(Ordering::Relaxed).max(monotonic().saturating_sub(due.load(Ordering::Relaxed)))
     }
 }
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("short")
+}
+
+const EVERY: Duration = Duration::from_millis(5);
