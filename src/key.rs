@@ -64,7 +64,6 @@ impl Key {
     }
 
     /// Makes the key of a secret alone, as [`KeyWriter::secret`] does.
-    #[cfg(feature = "admin")]
     pub(crate) fn of_secret(secret: &str, secrets: &Secrets) -> Self {
         let mut writer = KeyWriter::new(secrets);
         writer.secret(secret);

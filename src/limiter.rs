@@ -409,6 +409,21 @@ impl Limiter {
         Ok(Registration { name: name.clone(), gate: Arc::clone(&self.gate) })
     }
 
+    /// Returns true if other processes use its store too.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.gate.bare.is_shared()
+    }
+
+    /// Makes the key by which a secret alone is counted here, such as an API key: its hash, keyed by
+    /// [`key_secret`](Self::key_secret).
+    ///
+    /// For operators, who are told a secret and look for its key.
+    #[must_use]
+    pub fn key_of_secret(&self, secret: &str) -> Key {
+        Key::of_secret(secret, &self.secrets)
+    }
+
     /// Returns the policies by which layers count in this limiter: their rules, as they are now.
     ///
     /// A rule's exceptions and look-ups may give some of its keys another quota. Policies that are handed to

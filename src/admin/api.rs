@@ -31,7 +31,7 @@ pub(super) async fn state(State(desk): State<Arc<Desk>>) -> Response {
             "counted_ms": ms(desk.since.elapsed()),
             "rules": rules,
             "store": {
-                "shared": view.is_shared(),
+                "shared": view.limiter().is_shared(),
                 "connected": view.is_connected(),
                 "keys": view.keys(),
                 "breakers_open": seen.breakers_open,
@@ -161,7 +161,7 @@ impl Asked {
         };
         let key = match (text("key")?, text("secret")?) {
             (Some(key), None) => Key::from_shown(key),
-            (None, Some(secret)) => desk.view.key_of_secret(secret),
+            (None, Some(secret)) => desk.view.limiter().key_of_secret(secret),
             _ => return Err("write `key`, as this page shows it, or `secret`, whose hash is the key".to_owned()),
         };
         let mut rules = desk.view.rules();

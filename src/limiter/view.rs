@@ -84,15 +84,6 @@ impl View {
         self.gate().bare.is_connected()
     }
 
-    pub(crate) fn is_shared(&self) -> bool {
-        self.gate().bare.is_shared()
-    }
-
-    /// Names a secret as the keys of this limiter do, which have its hash only.
-    pub(crate) fn key_of_secret(&self, secret: &str) -> Key {
-        Key::of_secret(secret, self.limiter.secrets())
-    }
-
     /// Stands for a key where its text is not to be read.
     pub(crate) fn fingerprint(&self, key: &Key) -> String {
         self.limiter.secrets().fingerprint(key)
