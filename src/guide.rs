@@ -11,6 +11,7 @@ macro_rules! pages {
     // What is a picture in the repository stands at the end here, since pages have no files of their own.
     (@page ($($all:ident)*) algorithms) => {
         $(#[doc = concat!("[", stringify!($all), ".md]: crate::guide::", stringify!($all))])*
+        #[cfg_attr(feature = "admin", doc = "[admin.md]: crate::admin")]
         #[doc = "[edge.svg]: #edge"]
         #[doc = "[overload.svg]: #overload"]
         #[doc = concat!(
@@ -22,6 +23,7 @@ macro_rules! pages {
     };
     (@page ($($all:ident)*) $page:ident) => {
         $(#[doc = concat!("[", stringify!($all), ".md]: crate::guide::", stringify!($all))])*
+        #[cfg_attr(feature = "admin", doc = "[admin.md]: crate::admin")]
         #[doc = concat!("\n", include_str!(concat!("../docs/", stringify!($page), ".md")))]
         pub mod $page {}
     };

@@ -86,9 +86,9 @@ fn a_newcomer_gets_what_the_first_page_prints() {
                 ));
             }
             Step::Run(command, printed) => {
-                // Of this repository, not of the registry.
-                let command =
-                    command.replace("cargo add tollgate", &format!("cargo add --path '{}'", root().display()));
+                // Of this repository, not of the registry; with all that later steps add, so that it is built once.
+                let ours = format!("cargo add --path '{}' --features redis,config,admin", root().display());
+                let command = command.replace("cargo add tollgate", &ours);
                 script.push_str(&format!("echo; echo '@@'\n{}\n", mine(&command)));
                 if command.starts_with("cargo new") {
                     script.push_str(&format!("cp '{}' hello/\n", root().join("Cargo.lock").display()));
