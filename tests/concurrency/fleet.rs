@@ -9,7 +9,7 @@ use std::{
 use super::*;
 
 const K: usize = 3;
-const LEASE: Duration = Duration::from_millis(600);
+const LEASE: Duration = Duration::from_millis(1_500);
 const VAR: &str = "TOLLGATE_CONCURRENCY_SERVER";
 
 /// Serves in a process of its own, when it is one: each request adds itself to a set of its time on the Redis while it is
@@ -120,7 +120,7 @@ async fn four_processes_of_which_one_dies_each_second_serve_no_more_than_so_many
     let most = results.iter().map(|(_, most)| *most).max().unwrap_or_default();
     println!("served {served}, at most {most} at a time");
     assert_eq!(most, K, "never more, and as many as there may be");
-    assert!(served > 30, "{served}");
+    assert!(served > 10, "{served}");
 
     // Killed with all permits in hand, they are all back within a lease.
     for process in fleet.iter() {

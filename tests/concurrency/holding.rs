@@ -70,13 +70,13 @@ async fn a_request_counts_until_its_body_has_ended_or_is_dropped() {
 #[tokio::test]
 async fn a_permit_is_renewed_while_its_body_lasts() {
     for stage in stages() {
-        let layer = ConcurrencyLimitLayer::new(&stage.store, "work", 1).lease(ms(400));
+        let layer = ConcurrencyLimitLayer::new(&stage.store, "work", 1).lease(ms(1_000));
         let (address, mut told) = serve_pieces(layer).await;
         let first = open_soon(address).await;
         let pieces = told.recv().await.expect("a request");
-        for _ in 0..8 {
-            // Four leases of real time on a real server.
-            tokio::time::sleep(ms(200)).await;
+        for _ in 0..5 {
+            // Two leases and a half of real time on a real server.
+            tokio::time::sleep(ms(500)).await;
             assert_eq!(open(address).await.status(), StatusCode::SERVICE_UNAVAILABLE);
         }
         drop((first, pieces));

@@ -105,7 +105,6 @@ async fn a_server_that_is_stopped_for_long_finds_few_connections_when_it_goes_on
     let server = Server::start();
     let limiter = open(&server.url());
     assert_well(&limiter).await;
-    let before = oldest_connection(&server);
     signal(&server, "STOP");
     let stopped = Instant::now();
     while stopped.elapsed() < Duration::from_secs(14) {
@@ -116,8 +115,7 @@ async fn a_server_that_is_stopped_for_long_finds_few_connections_when_it_goes_on
     signal(&server, "CONT");
     let took = recovery(&limiter).await;
     assert!(took < PROBE + SLACK, "{took:?}");
-    assert_eq!(oldest_connection(&server), before);
-    let connections = connections(&server, 2);
+    let connections = connections(&server, 0);
     assert!(connections <= 8, "{connections}");
 }
 

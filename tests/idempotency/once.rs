@@ -135,7 +135,7 @@ async fn keys_that_are_none_are_refused() {
 #[tokio::test]
 async fn a_handler_longer_than_its_lease_is_not_run_twice() {
     for stage in stages() {
-        let (address, count) = serve_work(stage.layer().lease(ms(200)).takeover(), ms(900)).await;
+        let (address, count) = serve_work(stage.layer().lease(ms(500)).takeover(), ms(1_600)).await;
         let first = tokio::spawn(async move { work(address, "k", "7").await });
         while !first.is_finished() {
             // The lease is real time on a real server.
@@ -169,7 +169,7 @@ async fn a_client_that_hangs_up_gets_the_stored_answer_later() {
 async fn shutdown_tells_of_what_has_not_ended() {
     let stage = &stages()[0];
     let layer = stage.layer();
-    let (address, count) = serve_work(layer.clone(), ms(500)).await;
+    let (address, count) = serve_work(layer.clone(), ms(1_500)).await;
     assert!(layer.shutdown(ms(0)).await, "nothing is under way");
     let first = tokio::spawn(async move { work(address, "k", "7").await });
     while count.get() == 0 {
@@ -178,7 +178,7 @@ async fn shutdown_tells_of_what_has_not_ended() {
     }
     assert!(!layer.shutdown(ms(10)).await);
     first.await.expect("an answer");
-    assert!(layer.shutdown(ms(1_000)).await);
+    assert!(layer.shutdown(ms(5_000)).await);
 }
 
 #[tokio::test]
