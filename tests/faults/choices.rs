@@ -1,7 +1,7 @@
 //! Each choice under each fault: all that a caller sees is what its policy asked for, in time, and nothing is charged
 //! that nobody asked for.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use tokio::time::sleep;
 
@@ -119,17 +119,4 @@ async fn by_a_server_that_takes_no_more_clients() {
         scene.proxy.cut();
     };
     each_choice_is_kept(begin, |scene| scene.run("CONFIG SET maxclients 1000")).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[cfg_attr(debug_assertions, ignore = "the server uses up a core, which slow builds of other tests need")]
-async fn by_a_server_that_is_busy_with_somebody_elses_script() {
-    let begin = |scene: &mut Scene| {
-        scene.run("CONFIG SET lua-time-limit 50");
-        let mut other = scene.server.admin();
-        // It is killed when the fault ends.
-        thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).query::<redis::Value>(&mut other));
-        thread::sleep(Duration::from_millis(100));
-    };
-    each_choice_is_kept(begin, |scene| scene.run("SCRIPT KILL")).await;
 }
