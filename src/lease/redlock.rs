@@ -1,4 +1,5 @@
 use std::{
+    collections::HashMap,
     fmt,
     future::Future,
     sync::{
@@ -8,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{runtime::Handle, sync::mpsc, task::JoinSet};
 
 use super::{
-    Acquired, Clock, Fence, Holder, Keeper, LeaseId, LeaseStore, Reply, Share, Terms, Watch,
+    Acquired, Clock, Fence, Holder, Keeper, LeaseId, LeaseStore, Reply, Share, Terms, Token, Watch,
     renew::{call_deadline, in_time},
 };
 use crate::{error::Error, key::Key};
@@ -81,6 +82,7 @@ pub struct Redlock(Arc<Inner>);
 
 struct Inner {
     nodes: Vec<Watched>,
+    rounds: Rounds,
     keeper: Keeper,
     max_lease: Duration,
     trusts_fresh: bool,
@@ -172,7 +174,13 @@ impl RedlockBuilder {
         }
         let nodes = self.nodes.into_iter().map(|node| Watched { node, seen: Arc::default() }).collect();
         let Self { max_lease, trusts_fresh, .. } = self;
-        Ok(Redlock(Arc::new(Inner { nodes, keeper: Keeper::new(), max_lease, trusts_fresh })))
+        Ok(Redlock(Arc::new(Inner {
+            nodes,
+            rounds: Rounds::default(),
+            keeper: Keeper::new(),
+            max_lease,
+            trusts_fresh,
+        })))
     }
 }
 
@@ -247,7 +255,8 @@ impl Redlock {
 
     /// Takes a majority, raises its greatest fences on a majority, and gives back what came to nothing.
     async fn acquire(self, id: LeaseId, terms: Terms) -> Result<Acquired, Error> {
-        let round = Round::default();
+        let round = self.begin(&id, terms.ttl)?;
+        let (asked, id) = (id, round.id.clone());
         let mut answers = self.ask_all(terms.ttl, |_, node, inner| {
             let (id, terms, given_up) = (id.clone(), terms.clone(), Arc::clone(&round.given_up));
             async move {
@@ -282,11 +291,10 @@ impl Redlock {
             }
         }
         if held.len() >= self.quorum() && self.raise_on_majority(&id, &terms, &held, &fences).await {
-            round.win();
+            round.win(&asked);
             return Ok(Acquired::Held { fences });
         }
         drop(round);
-        self.release_everywhere(&id, terms.ttl);
         let is_held_by_another = left.len() >= self.quorum();
         match (left.into_iter().min(), failure) {
             (Some((left, name)), _) if is_held_by_another => Ok(Acquired::Taken { left, name }),
@@ -332,19 +340,17 @@ impl Redlock {
         raised >= self.quorum()
     }
 
-    fn release_everywhere(&self, id: &LeaseId, ttl: Duration) {
-        for node in &self.0.nodes {
-            let (node, id) = (Arc::clone(&node.node), id.clone());
-            tokio::spawn(async move {
-                // What is not reached ends by itself.
-                let _ = in_time(call_deadline(ttl), node.release(&id)).await;
-            });
-        }
+    /// Begins a round under a token of its own, or goes on with the one that holds.
+    fn begin(&self, id: &LeaseId, ttl: Duration) -> Result<Round, Error> {
+        let id = self.0.rounds.begin(id, self.clock().now(), self.0.max_lease)?;
+        Ok(Round { redlock: self.clone(), id, ttl, given_up: Arc::default(), is_won: false })
     }
 
     async fn extend(self, leases: Vec<(LeaseId, Duration)>) -> Result<Vec<bool>, Error> {
         let shortest = leases.iter().map(|(_, ttl)| *ttl).min().unwrap_or_default();
-        let leases = Arc::new(leases);
+        let now = self.clock().now();
+        let under = |(id, ttl): (LeaseId, Duration)| (self.0.rounds.of(&id, now, self.0.max_lease), ttl);
+        let leases: Arc<Vec<_>> = Arc::new(leases.into_iter().map(under).collect());
         let mut answers = self.ask_all(shortest, |_, node, inner| {
             let leases = Arc::clone(&leases);
             async move {
@@ -401,22 +407,84 @@ fn raise(fences: &mut Vec<Fence>, minted: &[Fence]) {
     fences.iter_mut().zip(minted).for_each(|(fence, minted)| *fence = (*fence).max(*minted));
 }
 
-/// A round of acquires. Unless it is won, nodes that are late give back what they grant, also if nobody waits any more.
+/// Under which token each lease is held on the nodes.
+///
+/// Each round of acquires has a token of its own: what gives back a round that came to nothing may reach a node late, and
+/// must not end there what the next round has taken.
 #[derive(Default)]
+struct Rounds(Mutex<HashMap<Token, Taken>>);
+
+struct Taken {
+    under: Token,
+    is_won: bool,
+    /// When it has ended at the latest, if nobody speaks of it any more.
+    until: Duration,
+}
+
+impl Rounds {
+    fn begin(&self, id: &LeaseId, now: Duration, max_lease: Duration) -> Result<LeaseId, Error> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= 64 && all.len().is_power_of_two() {
+            all.retain(|_, taken| taken.until > now);
+        }
+        let until = now + 2 * max_lease;
+        let under = match all.get(&id.token()) {
+            Some(taken) if taken.is_won => taken.under,
+            _ => Token::random()?,
+        };
+        let is_won = all.get(&id.token()).is_some_and(|taken| taken.is_won);
+        all.insert(id.token(), Taken { under, is_won, until });
+        Ok(LeaseId::new(id.names().to_vec(), id.share(), under))
+    }
+
+    /// Returns what a lease is called on the nodes.
+    fn of(&self, id: &LeaseId, now: Duration, max_lease: Duration) -> LeaseId {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(taken) = all.get_mut(&id.token()) else { return id.clone() };
+        taken.until = now + 2 * max_lease;
+        LeaseId::new(id.names().to_vec(), id.share(), taken.under)
+    }
+
+    fn win(&self, id: &LeaseId) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(id.token()).and_modify(|taken| taken.is_won = true);
+    }
+
+    fn end(&self, id: &LeaseId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&id.token());
+    }
+}
+
+/// A round of acquires. Unless it is won, all is given back, also by nodes that are late, and if nobody waits any more.
 struct Round {
+    redlock: Redlock,
+    id: LeaseId,
+    ttl: Duration,
     given_up: Arc<AtomicBool>,
     is_won: bool,
 }
 
 impl Round {
-    fn win(mut self) {
+    fn win(mut self, id: &LeaseId) {
         self.is_won = true;
+        self.redlock.0.rounds.win(id);
     }
 }
 
 impl Drop for Round {
     fn drop(&mut self) {
-        self.given_up.store(!self.is_won, Ordering::SeqCst);
+        if self.is_won {
+            return;
+        }
+        self.given_up.store(true, Ordering::SeqCst);
+        // Without a runtime nothing can be sent, and what was granted ends by itself.
+        let Ok(runtime) = Handle::try_current() else { return };
+        for node in &self.redlock.0.nodes {
+            let (node, id, ttl) = (Arc::clone(&node.node), self.id.clone(), self.ttl);
+            runtime.spawn(async move {
+                let _ = in_time(call_deadline(ttl), node.release(&id)).await;
+            });
+        }
     }
 }
 
@@ -440,8 +508,9 @@ impl LeaseStore for Redlock {
     }
 
     fn release(&self, id: &LeaseId) -> Reply<bool> {
-        let (this, id) = (self.clone(), id.clone());
+        let (this, asked) = (self.clone(), id.clone());
         Reply::pending(async move {
+            let id = this.0.rounds.of(&asked, this.clock().now(), this.0.max_lease);
             let mut answers = this.ask_all(this.0.max_lease, |_, node, _| node.node.release(&id));
             let (mut released, mut answered, mut last) = (0, 0, None);
             // Everybody is asked; a majority is waited for.
@@ -455,6 +524,7 @@ impl LeaseStore for Redlock {
                     None => return Err(last.unwrap_or_else(|| Error::store("no server of the redlock has answered"))),
                 }
             }
+            this.0.rounds.end(&asked);
             Ok(released > 0)
         })
     }

@@ -284,6 +284,37 @@ async fn a_lock_is_held_exactly_if_a_majority_grants_it() {
 }
 
 #[tokio::test]
+async fn what_gives_back_an_attempt_that_failed_does_not_end_the_next_one() {
+    let nodes: Vec<Double> = (0..3).map(|_| Double::new()).collect();
+    let redlock = Redlock::over(nodes.clone()).build().await.expect("three");
+    let rival = LeaseId::new([Key::from("x")], Share::Whole, Token::random().expect("random bytes"));
+    for node in &nodes[..2] {
+        let _ = node.acquire(&rival, &Terms::new(ms(60_000), "rival")).await;
+    }
+    // The third grants, and says so when the attempt has long been given up.
+    *nodes[2].does.lock().expect("no panic") = Does::GrantsLate;
+    let id = LeaseId::new([Key::from("x")], Share::Whole, Token::random().expect("random bytes"));
+    let terms = Terms::new(ms(2_000), "");
+    assert!(matches!(redlock.acquire(&id, &terms).await, Ok(Acquired::Taken { .. })));
+    for node in &nodes {
+        *node.does.lock().expect("no panic") = Does::Grants;
+        let _ = node.release(&rival).await;
+    }
+    assert!(matches!(redlock.acquire(&id, &terms).await, Ok(Acquired::Held { .. })));
+    // By then the first attempt has been answered, and is given back.
+    sleep(ms(120)).await;
+    for node in &nodes {
+        let holders = node.memory.holders(&Key::from("x"), Share::Whole).await.expect("an answer");
+        assert_eq!(holders.len(), 1, "given back with the attempt before");
+    }
+    assert!(redlock.release(&id).await.expect("an answer"));
+    sleep(ms(20)).await;
+    for node in &nodes {
+        assert!(node.memory.holders(&Key::from("x"), Share::Whole).await.expect("an answer").is_empty());
+    }
+}
+
+#[tokio::test]
 async fn an_extension_counts_who_still_held_and_heals_the_others() {
     let nodes: Vec<Double> = (0..3).map(|_| Double::new()).collect();
     let redlock = Redlock::over(nodes.clone()).build().await.expect("three");

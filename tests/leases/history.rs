@@ -90,6 +90,8 @@ impl History {
                     let longest = match fault.what {
                         "flush" | "ahead" | "flush and ahead" if !paused => TOLD,
                         "flush" | "ahead" | "flush and ahead" | "restart" | "failover" => ns(TTL),
+                        // Some leases are held on two of three, and one of those forgets.
+                        "flush one" => ns(TTL),
                         _ => return false,
                     };
                     fault.from < overlap.end && overlap.end < fault.until + longest
