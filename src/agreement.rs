@@ -99,9 +99,9 @@ fn policy(index: usize, quota_index: usize) -> Policy {
     };
     match (index, quota_index) {
         // Of each algorithm one escalates, and those beside it do not.
-        (0 | 2 | 3 | 6, 0) => policy.escalate(escalation(2, [1_000, 300, 1_000])),
-        (0 | 2 | 3 | 6, 1) => policy.escalate(escalation(3, [400, 1_000, 5_000])),
-        (0 | 2 | 3 | 6, 2) => policy.escalate(escalation(1, [50, 50, 150])),
+        (0 | 2 | 3 | 6, 0) => policy.escalate(escalation(2, [1_000, 600, 2_000])),
+        (0 | 2 | 3 | 6, 1) => policy.escalate(escalation(3, [800, 1_000, 5_000])),
+        (0 | 2 | 3 | 6, 2) => policy.escalate(escalation(1, [500, 500, 1_500])),
         _ => policy,
     }
 }
@@ -175,7 +175,7 @@ impl Trio {
                 // Never to an instant that has been: receipts tell charges apart by it.
                 let by = &by.saturating_sub(1);
                 self.end_keys(true, rt, admin);
-                self.end_blocks(rt);
+                self.end_blocks(rt, admin);
                 self.clock.step_back(Duration::from_micros(*by));
                 self.now -= by;
                 self.prolong_keys(*by, admin);
@@ -353,13 +353,14 @@ impl Trio {
     }
 
     /// Forgets blocks that are over, since a clock that steps back does not bring them to life again.
-    fn end_blocks(&mut self, rt: &Runtime) {
+    fn end_blocks(&mut self, rt: &Runtime, admin: &mut redis::Connection) {
         let over: Vec<_> = self.blocked_until.extract_if(|_, until| *until <= self.now).collect();
         for ((index, subject), _) in over {
             self.strikes.remove(&(index, subject));
             let (policy, key) = (&self.policies[index], subject_key(subject));
             rt.block_on(self.memory.block(policy, &key, Duration::ZERO)).expect("memory lifts a block");
             rt.block_on(self.redis_now().block(policy, &key, Duration::ZERO)).expect("redis lifts a block");
+            self.keep_penalties(index, subject, admin);
         }
     }
 

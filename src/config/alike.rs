@@ -62,6 +62,15 @@ fn each_key_of_a_rule_does_what_its_builder_does() {
 }
 
 #[test]
+fn the_store_says_what_rules_decide_that_do_not_say_it() {
+    let text = "[store]\non_error = 'deny'\n[[rule]]\nname = 'r'\nquota = '7/min'\n[[rule]]\nname = 'own'\nquota = '7/min'\n\
+                on_error = 'allow'";
+    let read = Config::parse(text, Format::Toml).expect("right").rules(&mut Faults::default());
+    let built = [rule().on_error(OnError::Deny), Rule::new("own", Quota::per_minute(7)).on_error(OnError::Allow)];
+    assert_eq!(format!("{read:?}"), format!("{built:?}"));
+}
+
+#[test]
 fn each_key_of_a_composite_is_there_in_order() {
     let text = "[[rule]]\nname = 'r'\nquota = '7/min'\nkey = ['method', 'header:x-tenant']";
     let read = Config::parse(text, Format::Toml).expect("right").rules(&mut Faults::default());

@@ -10,12 +10,14 @@ use std::{
 use redis::Value;
 use smallvec::SmallVec;
 
+#[cfg(feature = "cluster")]
+use crate::limit::Escalation;
 use crate::{
     error::Error,
     key::Key,
     limit::{
-        Adjustment, Algorithm, Decision, Demand, Escalation, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof,
-        Receipt, SlidingCounter, Standing, State, TokenBucket,
+        Adjustment, Algorithm, Decision, Demand, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof, Receipt,
+        SlidingCounter, Standing, State, TokenBucket,
     },
 };
 

@@ -468,3 +468,38 @@ impl fmt::Debug for Condition {
         f.write_str("Condition")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enforced(name: &'static str, percent: u32, keys: u32) -> Vec<u32> {
+        let policy = Policy::fixed_window(name, Quota::per_day(1));
+        let is_enforced = |key: &u32| !Mode::Percent(percent).is_shadow(&policy, &format!("user:{key}").into());
+        (0..keys).filter(is_enforced).collect()
+    }
+
+    /// Another choice would change the fate of clients from one version to the next.
+    #[test]
+    fn a_percentage_chooses_the_same_keys_for_ever() {
+        assert_eq!(
+            enforced("part", 25, 100),
+            [0, 3, 7, 8, 10, 11, 17, 20, 21, 22, 24, 29, 30, 31, 39, 51, 56, 63, 67, 69, 71, 78, 81, 84, 85, 88]
+        );
+        assert_ne!(enforced("part", 25, 100), enforced("other", 25, 100));
+    }
+
+    #[test]
+    fn a_higher_percentage_only_adds_keys() {
+        assert!(enforced("part", 0, 10_000).is_empty() && enforced("part", 100, 10_000).len() == 10_000);
+        for percent in 1..=100 {
+            let (fewer, more) = (enforced("part", percent - 1, 1_000), enforced("part", percent, 1_000));
+            assert!(fewer.iter().all(|key| more.contains(key)), "{percent}");
+            assert!(
+                more.len().abs_diff(usize::try_from(percent * 10).expect("small")) < 50,
+                "{percent}: {}",
+                more.len()
+            );
+        }
+    }
+}
