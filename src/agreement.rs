@@ -238,7 +238,7 @@ impl Trio {
 
     fn decide_purely(&mut self, asked: &[(usize, usize, u64, bool)], demands: &[Demand<'_>]) -> Decision {
         let now = self.now;
-        let mut outcomes = Outcomes::new();
+        let mut outcomes = Outcomes::None;
         for ((index, subject, ..), demand) in asked.iter().zip(demands) {
             let until = self.blocked_until.get(&(*index, *subject)).copied().unwrap_or(0);
             let blocked = until.saturating_sub(now);
@@ -256,7 +256,7 @@ impl Trio {
             outcomes.push(Outcome::before(policy, standing).blocked_for(blocked).in_shadow(demand.is_shadow()));
         }
         if outcomes.iter().all(|outcome| outcome.is_allowed() || outcome.is_shadow()) {
-            for (((index, subject, ..), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
+            for (((index, subject, ..), demand), outcome) in asked.iter().zip(demands).zip(outcomes.iter_mut()) {
                 let (policy, cost) = (demand.policy(), demand.cost_u32());
                 if cost > 0 && outcome.is_allowed() {
                     let state = self.pure.entry((*index, *subject)).or_insert(State::fresh(policy));

@@ -7,6 +7,7 @@ mod refused;
 mod view;
 
 use std::{
+    any::Any,
     future::Future,
     num::NonZeroU32,
     pin::Pin,
@@ -28,6 +29,7 @@ use crate::{
     error::Error,
     key::{Key, Secrets},
     limit::{Adjustment, Answer, Charge, Decision, Demand, Name, Pending, Policy, Settler, Store},
+    memory::Memory,
     shield::{Allotment, DenyCache, Failover, Options, Tuning, Vitals},
 };
 
@@ -81,6 +83,8 @@ pub struct Limiter {
 struct Gate {
     /// The store as it was given.
     bare: Arc<dyn Store>,
+    /// The same, if it is known what it is: no choice at run time is as quick as that.
+    memory: Option<Memory>,
     shielded: Shielded,
     tuning: Arc<Tuning>,
     observer: Observer,
@@ -109,7 +113,8 @@ impl Limiter {
             deny_max_age: Self::DEFAULT_DENY_MAX_AGE,
             replicas: NonZeroU32::MIN,
         };
-        Self { gate: Arc::new(Gate::new(Arc::new(store), options)), secrets: Arc::new(secrets) }
+        let memory = (&store as &dyn Any).downcast_ref().cloned();
+        Self { gate: Arc::new(Gate::new(Arc::new(store), memory, options)), secrets: Arc::new(secrets) }
     }
 
     /// Sets how long to wait for the store in each call; the default is
@@ -173,7 +178,7 @@ impl Limiter {
     }
 
     fn rebuilt(self, options: Options) -> Self {
-        let gate = Gate::new(Arc::clone(&self.gate.bare), options);
+        let gate = Gate::new(Arc::clone(&self.gate.bare), self.gate.memory.clone(), options);
         Self { gate: Arc::new(gate), secrets: self.secrets }
     }
 
@@ -193,10 +198,15 @@ impl Limiter {
     ///
     /// When dropped half-way the unit may have been charged; nothing else remains.
     pub async fn check(&self, policy: &Policy, subject: impl Into<Key>) -> Decision {
-        // What `decision` does, with one move less: this is the call that is made most.
-        match self.decide_or_ask(&[Demand::new(policy, subject)]) {
-            Ok(decision) => decision,
-            Err(ask) => ask.await,
+        let mut decision = Decision::empty();
+        // What is asked with is not kept while waiting.
+        let asked = self.check_or_ask(policy, &subject.into(), &mut decision);
+        match asked {
+            None => decision,
+            Some(ask) => {
+                drop(decision);
+                ask.await
+            }
         }
     }
 
@@ -318,23 +328,25 @@ impl Limiter {
         time::timeout(deadline, all).await.unwrap_or(false)
     }
 
-    async fn decision(&self, demands: &[Demand<'_>]) -> Decision {
-        match self.decide_or_ask(demands) {
-            Ok(decision) => decision,
-            Err(ask) => ask.await,
+    /// Decides on one unit as [`ask`](Self::ask) does: the call that is made most.
+    #[inline]
+    fn check_or_ask(&self, policy: &Policy, subject: &Key, decision: &mut Decision) -> Option<Ask> {
+        let Gate { memory, observer, .. } = &*self.gate;
+        match memory {
+            Some(memory) if !observer.is_on() && memory.decide_one(policy, subject, 1, decision) => None,
+            _ => self.ask(&[Demand::of(policy, *subject, 1)], decision),
         }
     }
 
-    /// Decides where the decision is to be, so that it is moved no more than it must.
-    #[inline]
-    fn decide_or_ask(&self, demands: &[Demand<'_>]) -> Result<Decision, Ask> {
-        let mut decided = Ok(Decision::empty());
-        if let Ok(decision) = &mut decided
-            && let Some(ask) = self.ask(demands, decision)
-        {
-            return Err(ask);
+    async fn decision(&self, demands: &[Demand<'_>]) -> Decision {
+        let mut decision = Decision::empty();
+        match self.ask(demands, &mut decision) {
+            None => decision,
+            Some(ask) => {
+                drop(decision);
+                ask.await
+            }
         }
-        decided
     }
 
     /// Decides into an empty decision, or returns what to wait for; makes no charge of it.
@@ -489,7 +501,7 @@ impl Future for Ask {
 }
 
 impl Gate {
-    fn new(bare: Arc<dyn Store>, options: Options) -> Self {
+    fn new(bare: Arc<dyn Store>, memory: Option<Memory>, options: Options) -> Self {
         let tuning = Arc::new(Tuning::new(options));
         let vitals = Arc::<Vitals>::default();
         let failover = Failover::new(Arc::clone(&bare), Arc::clone(&tuning), Arc::clone(&vitals));
@@ -502,6 +514,7 @@ impl Gate {
         };
         Self {
             bare,
+            memory,
             shielded,
             tuning,
             observer: Observer::default(),
@@ -523,9 +536,10 @@ impl Gate {
     #[inline]
     fn ask(&self, demands: &[Demand<'_>], decision: &mut Decision) -> Option<Pending<Decision>> {
         // What a store in this process decides at once needs no shield.
-        let decided_now = match &self.shielded {
-            Shielded::Local(_) => self.bare.decide_now(demands, decision),
-            Shielded::Shared(store) => store.decide_now(demands, decision),
+        let decided_now = match (&self.memory, &self.shielded) {
+            (Some(memory), _) => memory.decide_now(demands, decision),
+            (None, Shielded::Local(_)) => self.bare.decide_now(demands, decision),
+            (None, Shielded::Shared(store)) => store.decide_now(demands, decision),
         };
         if decided_now {
             return None;

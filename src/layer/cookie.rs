@@ -74,9 +74,11 @@ mod tests {
         for field in fields {
             request.headers_mut().append(header::COOKIE, field.parse().expect("a value"));
         }
-        let mut writer = KeyWriter::new(&Secrets::UNKEYED);
+        let mut key = Key::EMPTY;
+        let mut writer = KeyWriter::new(&Secrets::UNKEYED, &mut key);
         cookie.extract(&request.into_parts().0, &mut writer)?;
-        Ok(writer.finish())
+        writer.finish();
+        Ok(key)
     }
 
     #[test]

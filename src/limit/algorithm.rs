@@ -1,6 +1,10 @@
 use super::{
-    Micros, Policy, Receipt, decision::Proof, fixed_window::FixedWindow, sliding_counter::SlidingCounter,
-    sliding_window::SlidingWindow, token_bucket::TokenBucket,
+    Micros, Policy, Receipt,
+    decision::Proof,
+    fixed_window::FixedWindow,
+    sliding_counter::SlidingCounter,
+    sliding_window::SlidingWindow,
+    token_bucket::{Level, TokenBucket},
 };
 
 /// How a policy counts.
@@ -103,6 +107,39 @@ impl Told {
     }
 }
 
+/// Where a key stands, as it was found. What a bucket tells takes a division, so it is worked out when it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stand {
+    Told { remaining: u32, next: Micros, full: Micros, wait: Micros },
+    Bucket(Level),
+}
+
+impl Stand {
+    #[inline]
+    pub(crate) fn standing(&self) -> Standing {
+        match *self {
+            Self::Told { remaining, next, full, wait } => Standing { remaining, next, full, wait },
+            Self::Bucket(level) => level.standing(),
+        }
+    }
+
+    /// Returns [`Standing::wait`], which takes less than the whole.
+    #[inline]
+    pub(crate) fn wait(&self) -> Micros {
+        match self {
+            Self::Told { wait, .. } => *wait,
+            Self::Bucket(level) => level.wait(),
+        }
+    }
+}
+
+impl From<Standing> for Stand {
+    #[inline]
+    fn from(Standing { remaining, next, full, wait }: Standing) -> Self {
+        Self::Told { remaining, next, full, wait }
+    }
+}
+
 impl Standing {
     /// A wait that no waiting ends: the cost is above the capacity.
     pub(crate) const NEVER: Micros = Micros::MAX;
@@ -151,24 +188,32 @@ impl State {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+        self.stand(policy, now, cost).standing()
+    }
+
+    /// Tells where a key stands, for somebody who asks for `cost` units.
+    #[inline]
+    pub(crate) fn stand(&self, policy: &Policy, now: Micros, cost: u32) -> Stand {
         match self {
-            Self::FixedWindow(state) => state.standing(policy, now, cost),
-            Self::SlidingWindow(state) => state.standing(policy, now, cost),
-            Self::SlidingCounter(state) => state.standing(policy, now, cost),
-            Self::TokenBucket(state) => state.standing(policy, now, cost),
+            Self::FixedWindow(state) => state.standing(policy, now, cost).into(),
+            Self::SlidingWindow(state) => state.standing(policy, now, cost).into(),
+            Self::SlidingCounter(state) => state.standing(policy, now, cost).into(),
+            Self::TokenBucket(state) => Stand::Bucket(state.stand(policy, now, cost)),
         }
     }
 
     /// Charges a cost, which is not zero, if it would pass now, and tells of the state after that.
     #[inline]
-    pub(crate) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Standing, Option<Receipt>) {
+    pub(crate) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Stand, Option<Receipt>) {
         if let Self::TokenBucket(state) = self {
-            return state.take(policy, now, cost);
+            let (level, receipt) = state.take(policy, now, cost);
+            return (Stand::Bucket(level), receipt);
         }
         self.tidy(policy, now);
         let receipt = self.fits(policy, now, cost).then(|| self.charge(policy, now, cost));
-        (self.standing(policy, now, cost), receipt)
+        (self.stand(policy, now, cost), receipt)
     }
 
     pub(crate) fn charge(&mut self, policy: &Policy, now: Micros, cost: u32) -> Receipt {
@@ -207,6 +252,7 @@ impl State {
     }
 
     /// Returns when this state means no more than a fresh one.
+    #[inline]
     pub(crate) fn ends(&self) -> Micros {
         match self {
             Self::FixedWindow(state) => state.ends(),

@@ -1,9 +1,8 @@
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use super::{
-    Algorithm, Micros, Policy, Quota, Receipt, Standing, Told,
+    Algorithm, Micros, Policy, Quota, Receipt, Stand, Standing, Told,
+    outcomes::Outcomes,
     policy::{Name, TICKS_PER_MICRO},
 };
 
@@ -41,13 +40,11 @@ pub struct Decision {
     allotted: bool,
 }
 
-/// Inline up to four, so that the memory path allocates nothing.
-pub(crate) type Outcomes = SmallVec<[Outcome; 4]>;
-
 impl Decision {
     /// Makes a decision on nothing, which lets the request pass.
+    #[inline]
     pub fn empty() -> Self {
-        Self::by(Outcomes::new())
+        Self { outcomes: Outcomes::None, allowed: true, degraded: false, overflow: false, allotted: false }
     }
 
     /// Adds what one more policy said.
@@ -55,6 +52,13 @@ impl Decision {
     pub fn push(&mut self, outcome: Outcome) {
         self.allowed &= outcome.is_allowed() || outcome.shadow;
         self.outcomes.push(outcome);
+    }
+
+    /// Takes what the only policy said; nothing is decided so far.
+    #[inline]
+    pub(crate) fn set(&mut self, outcome: Outcome) {
+        self.allowed = outcome.allowed;
+        self.outcomes.set(outcome);
     }
 
     /// Decides by what each policy says: all or nothing.
@@ -65,7 +69,7 @@ impl Decision {
 
     /// Decides without a store: nothing is known of any policy.
     pub(crate) fn without_store(allowed: bool) -> Self {
-        Self { outcomes: Outcomes::new(), allowed, degraded: true, overflow: false, allotted: false }
+        Self { allowed, degraded: true, ..Self::empty() }
     }
 
     /// Makes a decision of what a store of your own found, in the order of its demands.
@@ -147,11 +151,18 @@ impl Decision {
     ///
     /// On a tie the longer window binds.
     pub fn binding(&self) -> Option<&Outcome> {
-        if self.allowed {
-            self.enforced().min_by_key(|outcome| (outcome.remaining, u64::MAX - outcome.quota.window_ms()))
-        } else {
-            self.enforced().max_by_key(|outcome| (outcome.wait, outcome.quota.window_ms()))
-        }
+        let mut enforced = self.enforced();
+        // Mostly there is one, and nothing to work out.
+        let first = enforced.next()?;
+        let tightness = |outcome: &Outcome| {
+            let window_ms = outcome.quota.window_ms();
+            if self.allowed {
+                (outcome.remaining(), u64::MAX - window_ms)
+            } else {
+                (u64::MAX - outcome.stand.wait(), u64::MAX - window_ms)
+            }
+        };
+        Some(enforced.fold(first, |binding, other| if tightness(other) < tightness(binding) { other } else { binding }))
     }
 
     /// Returns the units that are left under the policy that matters most; `None` if nothing is known.
@@ -168,7 +179,7 @@ impl Decision {
 
     /// Joins this decision with that of another layer; both have let the request pass.
     pub(crate) fn and(&self, other: &Decision) -> Self {
-        let outcomes = self.outcomes.iter().chain(&other.outcomes).cloned().collect();
+        let outcomes = self.outcomes.iter().chain(other.outcomes.iter()).cloned().collect();
         Self {
             outcomes,
             allowed: self.allowed && other.allowed,
@@ -210,15 +221,12 @@ impl Decision {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     name: Name,
     receipt: Receipt,
     quota: Quota,
-    remaining: u32,
-    next: Micros,
-    full: Micros,
-    wait: Micros,
+    stand: Stand,
     algorithm: Algorithm,
     allowed: bool,
     /// Whether it is refused since the subject is blocked, for as long as that.
@@ -228,25 +236,31 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn allowed(policy: &Policy, standing: Standing, receipt: Receipt) -> Self {
-        Self::of(policy, standing, receipt, true)
+    #[inline]
+    pub(crate) fn allowed(policy: &Policy, stand: impl Into<Stand>, receipt: Receipt) -> Self {
+        Self::of(policy, stand.into(), receipt, true)
+    }
+
+    /// What a policy says of a cost that has been charged, with a receipt, or does not fit.
+    #[inline]
+    pub(crate) fn taken(policy: &Policy, stand: Stand, receipt: Option<Receipt>) -> Self {
+        Self::of(policy, stand, receipt.unwrap_or(Receipt::NONE), receipt.is_some())
     }
 
     /// What a policy says before anything is charged: it allows what would pass now.
-    pub(crate) fn before(policy: &Policy, standing: Standing) -> Self {
-        Self::of(policy, standing, Receipt::NONE, standing.wait == 0)
+    #[inline]
+    pub(crate) fn before(policy: &Policy, stand: impl Into<Stand>) -> Self {
+        let stand = stand.into();
+        Self::of(policy, stand, Receipt::NONE, stand.wait() == 0)
     }
 
-    fn of(policy: &Policy, standing: Standing, receipt: Receipt, allowed: bool) -> Self {
-        let Standing { remaining, next, full, wait } = standing;
+    #[inline]
+    fn of(policy: &Policy, stand: Stand, receipt: Receipt, allowed: bool) -> Self {
         Self {
             name: policy.shared_name().clone(),
             receipt,
             quota: policy.quota(),
-            remaining,
-            next,
-            full,
-            wait,
+            stand,
             algorithm: policy.algorithm(),
             allowed,
             blocked: false,
@@ -259,7 +273,8 @@ impl Outcome {
         if long == 0 {
             return self;
         }
-        Self { remaining: 0, next: long, full: self.full.max(long), wait: long, allowed: false, blocked: true, ..self }
+        let standing = Standing { remaining: 0, next: long, full: self.standing().full.max(long), wait: long };
+        Self { stand: standing.into(), allowed: false, blocked: true, ..self }
     }
 
     /// Returns what has become of this after some time in which nobody was granted anything: an outcome for `asked`
@@ -268,46 +283,48 @@ impl Outcome {
         if policy.quota() != self.quota || policy.algorithm() != self.algorithm || cost < asked {
             return None;
         }
-        let mut later = Self {
-            next: self.next.saturating_sub(age),
-            full: self.full.saturating_sub(age),
-            wait: if self.wait == Standing::NEVER { self.wait } else { self.wait.saturating_sub(age) },
-            ..self.clone()
+        let then = self.standing();
+        let mut later = Standing {
+            next: then.next.saturating_sub(age),
+            full: then.full.saturating_sub(age),
+            wait: if then.wait == Standing::NEVER { then.wait } else { then.wait.saturating_sub(age) },
+            ..then
         };
+        let told = |standing: Standing| Self { stand: standing.into(), ..self.clone() };
         if self.blocked {
-            return (later.wait > 0 && cost == asked).then_some(later);
+            return (later.wait > 0 && cost == asked).then(|| told(later));
         }
-        let unchanged = age < self.next || self.next == 0;
+        let unchanged = age < then.next || then.next == 0;
         match self.algorithm {
             // Whatever is asked, it was over for somebody who asks for no less, until then.
-            _ if !self.allowed && age >= self.wait => return None,
+            _ if !self.allowed && age >= then.wait => return None,
             _ if unchanged && cost == asked => {}
             Algorithm::TokenBucket if !self.allowed && u64::from(cost) <= policy.capacity() => {
                 let interval = policy.interval().div_ceil(TICKS_PER_MICRO);
                 if !unchanged {
-                    let more = 1 + (age - self.next) * TICKS_PER_MICRO / policy.interval();
+                    let more = 1 + (age - then.next) * TICKS_PER_MICRO / policy.interval();
                     later.remaining = later.remaining.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
-                    later.next = interval - (age - self.next) % interval;
+                    later.next = interval - (age - then.next) % interval;
                 }
                 later.wait += u64::from(cost - asked) * interval;
             }
             Algorithm::FixedWindow if !self.allowed && u64::from(cost) <= policy.capacity() => {}
             _ => return None,
         }
-        Some(later)
+        Some(told(later))
     }
 
     /// Lets the request pass; for a [`Store`](super::Store) of your own.
     pub fn pass(policy: &Policy, remaining: u64) -> Self {
         let standing = Standing { remaining: units(remaining), next: 0, full: 0, wait: 0 };
-        Self::of(policy, standing, Receipt::NONE, true)
+        Self::of(policy, standing.into(), Receipt::NONE, true)
     }
 
     /// Refuses it; for a [`Store`](super::Store) of your own. `passes_in` is `None` if it never can pass.
     pub fn refuse(policy: &Policy, remaining: u64, passes_in: Option<Duration>) -> Self {
         let wait = passes_in.map_or(Standing::NEVER, |wait| micros(wait).max(1));
         let standing = Standing { remaining: units(remaining), next: 0, full: 0, wait };
-        Self::of(policy, standing, Receipt::NONE, false)
+        Self::of(policy, standing.into(), Receipt::NONE, false)
     }
 
     /// Refuses it for as long as the subject is blocked; for a [`Store`](super::Store) of your own.
@@ -317,9 +334,9 @@ impl Outcome {
 
     /// Sets the time until one more unit is left, and the time until nothing is used any more.
     #[must_use]
-    pub fn with_times(mut self, next_unit_in: Duration, full_in: Duration) -> Self {
-        (self.next, self.full) = (micros(next_unit_in), micros(full_in));
-        self
+    pub fn with_times(self, next_unit_in: Duration, full_in: Duration) -> Self {
+        let standing = Standing { next: micros(next_unit_in), full: micros(full_in), ..self.standing() };
+        Self { stand: standing.into(), ..self }
     }
 
     /// Sets what a later settle is to recognise the charge by.
@@ -331,13 +348,15 @@ impl Outcome {
 
     /// Tells how things stand when so many units have come back at once.
     pub(crate) fn give_back(&mut self, policy: &Policy, units: u32) {
-        self.remaining = self.remaining.saturating_add(units).min(policy.capacity_u32());
+        let mut standing = self.standing();
+        standing.remaining = standing.remaining.saturating_add(units).min(policy.capacity_u32());
         let back = u64::from(units).saturating_mul(policy.interval()).div_ceil(TICKS_PER_MICRO);
         // A bucket refills by each unit for itself; a window is over as a whole.
-        self.full = self.full.saturating_sub(back);
-        if self.remaining == policy.capacity_u32() {
-            (self.next, self.full) = (0, 0);
+        standing.full = standing.full.saturating_sub(back);
+        if standing.remaining == policy.capacity_u32() {
+            (standing.next, standing.full) = (0, 0);
         }
+        self.stand = standing.into();
     }
 
     /// Makes it one that is only reported, if `shadow` is true: for a [`Store`](super::Store) of your own.
@@ -375,7 +394,7 @@ impl Outcome {
 
     /// Returns true if no waiting helps: the cost is above the policy's capacity.
     pub fn is_never(&self) -> bool {
-        !self.allowed && self.wait == Standing::NEVER
+        !self.allowed && self.stand.wait() == Standing::NEVER
     }
 
     /// Returns the policy's quota.
@@ -385,22 +404,29 @@ impl Outcome {
 
     /// Returns the units that are left after this call.
     pub fn remaining(&self) -> u64 {
-        self.remaining.into()
+        self.standing().remaining.into()
     }
 
     /// Returns the time until one more unit is left than now; zero if nothing is used.
     pub fn next_unit_in(&self) -> Duration {
-        Duration::from_micros(self.next)
+        Duration::from_micros(self.standing().next)
     }
 
     /// Returns the time until nothing is used any more.
     pub fn full_in(&self) -> Duration {
-        Duration::from_micros(self.full)
+        Duration::from_micros(self.standing().full)
     }
 
     /// Returns the time until the same cost would pass: zero if it would at once, `None` if it never can.
     pub fn passes_in(&self) -> Option<Duration> {
-        (self.wait != Standing::NEVER).then(|| Duration::from_micros(self.wait))
+        let wait = self.stand.wait();
+        (wait != Standing::NEVER).then(|| Duration::from_micros(wait))
+    }
+
+    /// Returns all that is told of where it stands, which takes no more than one part of it.
+    #[inline]
+    pub(crate) fn standing(&self) -> Standing {
+        self.stand.standing()
     }
 
     pub(crate) fn receipt(&self) -> Receipt {
@@ -409,13 +435,25 @@ impl Outcome {
 
     /// Returns what it tells a state that follows it, if anything: of a request for `cost` units, `admitted` or not.
     pub(crate) fn told(&self, policy: &Policy, cost: u32, admitted: bool) -> Option<Told> {
-        let standing = Standing { remaining: self.remaining, next: self.next, full: self.full, wait: self.wait };
-        let used = policy.capacity_u32().saturating_sub(self.remaining);
+        let standing = self.standing();
+        let used = policy.capacity_u32().saturating_sub(standing.remaining);
         let charged = admitted.then_some(cost);
-        let refused = !self.allowed && self.wait != Standing::NEVER;
+        let refused = !self.allowed && standing.wait != Standing::NEVER;
         (cost > 0 && (admitted || refused)).then_some(Told { charged, cost, used, standing })
     }
 }
+
+impl PartialEq for Outcome {
+    fn eq(&self, other: &Self) -> bool {
+        let told = |outcome: &Self| {
+            let Self { receipt, quota, algorithm, allowed, blocked, shadow, .. } = *outcome;
+            (receipt, quota, outcome.standing(), algorithm, allowed, blocked, shadow)
+        };
+        self.name == other.name && told(self) == told(other)
+    }
+}
+
+impl Eq for Outcome {}
 
 fn units(units: u64) -> u32 {
     u32::try_from(units).unwrap_or(u32::MAX)

@@ -18,6 +18,7 @@ mod charge;
 mod decision;
 mod escalation;
 mod fixed_window;
+mod outcomes;
 mod policy;
 mod quota;
 mod sliding_counter;
@@ -38,7 +39,7 @@ pub use self::{
     store::{Demand, Store},
 };
 pub(crate) use self::{
-    algorithm::{Standing, State, Told},
+    algorithm::{Stand, Standing, State, Told},
     answer::Pending,
     charge::Settler,
     escalation::Strikes,
@@ -47,9 +48,7 @@ pub(crate) use self::{
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::{
-    decision::{Outcomes, Proof},
-    fixed_window::FixedWindow,
-    sliding_counter::SlidingCounter,
+    decision::Proof, fixed_window::FixedWindow, outcomes::Outcomes, sliding_counter::SlidingCounter,
     token_bucket::TokenBucket,
 };
 

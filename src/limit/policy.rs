@@ -441,7 +441,8 @@ const fn is_name(bytes: &[u8]) -> bool {
 pub(crate) enum Name {
     /// Written in the code: copying it touches no shared counter.
     Static(&'static str),
-    Shared(Arc<str>),
+    /// By a thin pointer, so that a name is two words.
+    Shared(Arc<Box<str>>),
 }
 
 impl Name {
@@ -457,7 +458,7 @@ impl From<Cow<'static, str>> for Name {
     fn from(name: Cow<'static, str>) -> Self {
         match name {
             Cow::Borrowed(name) => Self::Static(name),
-            Cow::Owned(name) => Self::Shared(name.into()),
+            Cow::Owned(name) => Self::Shared(Arc::new(name.into())),
         }
     }
 }

@@ -257,7 +257,8 @@ mod tests {
             let (mut state, mut follower, mut now) = (State::fresh(&policy), State::fresh(&policy), START);
             for (permille, cost) in requests {
                 now += policy.window_micros() * permille / 1_000;
-                let (standing, receipt) = state.take(&policy, now, cost);
+                let (stand, receipt) = state.take(&policy, now, cost);
+                let standing = stand.standing();
                 if standing.wait == Standing::NEVER {
                     continue;
                 }
@@ -293,7 +294,7 @@ mod tests {
         let told = state.standing(&policy, START + 1_250_000, 5);
         assert_eq!((told.remaining, told.wait), (4, 125_000), "5 count when 5/8 of the window are left");
         assert_eq!(told.full, 750_000);
-        let (told, receipt) = state.take(&policy, START + 1_250_000, 4);
-        assert_eq!((told.remaining, receipt.is_some()), (0, true));
+        let (stand, receipt) = state.take(&policy, START + 1_250_000, 4);
+        assert_eq!((stand.standing().remaining, receipt.is_some()), (0, true));
     }
 }

@@ -269,6 +269,15 @@ impl<'a> Demand<'a> {
         self.cost.into()
     }
 
+    pub(crate) fn subject_mut(&mut self) -> &mut Key {
+        &mut self.subject
+    }
+
+    /// Asks this of another policy, which may be only to see what it would say.
+    pub(crate) fn set(&mut self, policy: &'a Policy, units: u64, shadow: bool) {
+        (self.policy, self.cost, self.shadow) = (policy, saturate(units), shadow);
+    }
+
     pub(crate) fn cost_u32(&self) -> u32 {
         self.cost
     }

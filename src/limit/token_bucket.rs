@@ -51,7 +51,7 @@ impl TokenBucket {
     /// Charges a cost, which is not zero, if it would pass now: [`tidy`](Self::tidy), [`fits`](Self::fits),
     /// [`charge`](Self::charge) and [`standing`](Self::standing) in one.
     #[inline]
-    pub(super) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Standing, Option<Receipt>) {
+    pub(super) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Level, Option<Receipt>) {
         let before = self.level(policy, now);
         let possible = cost <= policy.capacity_u32();
         let after = if possible { before + u64::from(cost) * policy.interval() } else { u64::MAX };
@@ -60,12 +60,12 @@ impl TokenBucket {
         if fits || now * TICKS_PER_MICRO + level < self.arrival {
             self.set_level(now, level);
         }
-        (standing(policy, level, cost), fits.then(|| Receipt::arrival(self.arrival)))
+        (Level::of(policy, level, cost), fits.then(|| Receipt::arrival(self.arrival)))
     }
 
     #[inline]
-    pub(super) fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
-        standing(policy, self.level(policy, now), cost)
+    pub(super) fn stand(&self, policy: &Policy, now: Micros, cost: u32) -> Level {
+        Level::of(policy, self.level(policy, now), cost)
     }
 
     #[inline]
@@ -142,21 +142,47 @@ impl TokenBucket {
     }
 }
 
-/// Tells of a bucket that is full after so many ticks.
-#[inline]
-fn standing(policy: &Policy, level: u64, cost: u32) -> Standing {
-    let (interval, capacity) = (policy.interval(), capacity(policy));
-    let free = capacity.saturating_sub(level);
-    let next = if level == 0 { 0 } else { level.saturating_sub(capacity) + interval - free % interval };
-    let wait = if cost > policy.capacity_u32() {
-        Standing::NEVER
-    } else if cost == 0 {
-        0
-    } else {
-        micros_up((level + u64::from(cost) * interval).saturating_sub(capacity))
-    };
-    let remaining = u32::try_from(free / interval).unwrap_or(u32::MAX);
-    Standing { remaining, next: micros_up(next), full: micros_up(level), wait }
+/// What a bucket holds, seen by somebody who asks for `cost` units.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Level {
+    /// Ticks until it is full.
+    ticks: u64,
+    interval: u64,
+    capacity: u32,
+    cost: u32,
+}
+
+impl Level {
+    #[inline]
+    fn of(policy: &Policy, ticks: u64, cost: u32) -> Self {
+        Self { ticks, interval: policy.interval(), capacity: policy.capacity_u32(), cost }
+    }
+
+    #[inline]
+    pub(super) fn standing(self) -> Standing {
+        let Self { ticks, interval, .. } = self;
+        let free = self.full().saturating_sub(ticks);
+        let next = if ticks == 0 { 0 } else { ticks.saturating_sub(self.full()) + interval - free % interval };
+        let remaining = u32::try_from(free / interval).unwrap_or(u32::MAX);
+        Standing { remaining, next: micros_up(next), full: micros_up(ticks), wait: self.wait() }
+    }
+
+    #[inline]
+    pub(super) fn wait(self) -> Micros {
+        let Self { ticks, interval, capacity, cost } = self;
+        if cost > capacity {
+            Standing::NEVER
+        } else if cost == 0 {
+            0
+        } else {
+            micros_up((ticks + u64::from(cost) * interval).saturating_sub(self.full()))
+        }
+    }
+
+    /// Returns the ticks in which an empty bucket fills.
+    fn full(self) -> u64 {
+        u64::from(self.capacity) * self.interval
+    }
 }
 
 /// Returns the ticks in which an empty bucket fills.

@@ -36,7 +36,7 @@ impl Clock {
 /// wakes up or moves to another host. So once in a second of it, and whenever it has gone back, it is compared.
 #[derive(Debug)]
 pub(super) struct SystemClock {
-    counter: quanta::Clock,
+    counter: Counter,
     started: Instant,
     epoch: Micros,
     /// What makes the counter's microseconds the time; wraps.
@@ -47,13 +47,38 @@ pub(super) struct SystemClock {
     floor: AtomicU64,
 }
 
+/// The processor's counter, in microseconds.
+#[derive(Debug)]
+struct Counter {
+    clock: quanta::Clock,
+    /// Microseconds of one count, in parts of 2⁶⁴.
+    scale: u64,
+}
+
+impl Counter {
+    fn new(clock: quanta::Clock) -> Self {
+        // Of so many counts that what is lost by rounding is nothing.
+        let nanos = u128::from(clock.delta_as_nanos(0, 1 << 40));
+        let scale = u64::try_from((nanos << 24) / 1_000).unwrap_or(u64::MAX);
+        Self { clock, scale }
+    }
+
+    /// Returns its microseconds, by one multiplication.
+    #[inline]
+    fn micros(&self) -> u64 {
+        let scaled = u128::from(self.clock.raw()) * u128::from(self.scale);
+        u64::try_from(scaled >> 64).expect("the high half of 128 bits")
+    }
+}
+
 impl SystemClock {
     #[allow(clippy::disallowed_methods)] // Here is where time comes from.
     fn new(counter: quanta::Clock) -> Self {
+        let counter = Counter::new(counter);
         // A machine that believes to be before 1970 counts from there.
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
         let started = Instant::now();
-        let counted = micros_of(&counter);
+        let counted = counter.micros();
         Self {
             counter,
             started,
@@ -66,13 +91,14 @@ impl SystemClock {
 
     #[inline]
     fn now(&self) -> Micros {
-        let counted = micros_of(&self.counter);
+        let counted = self.counter.micros();
         if counted.wrapping_sub(self.compared.load(Ordering::Acquire)) >= COMPARED_EVERY {
             return self.compare();
         }
         self.told(counted)
     }
 
+    #[inline]
     fn told(&self, counted: u64) -> Micros {
         counted.wrapping_add(self.offset.load(Ordering::Relaxed)).max(self.floor.load(Ordering::Relaxed))
     }
@@ -81,9 +107,9 @@ impl SystemClock {
     #[cold]
     #[inline(never)]
     fn compare(&self) -> Micros {
-        let before = micros_of(&self.counter);
+        let before = self.counter.micros();
         let now = self.epoch + micros(self.started.elapsed());
-        let counted = micros_of(&self.counter);
+        let counted = self.counter.micros();
         let mut floor = self.floor.load(Ordering::Relaxed);
         // If the thread was held up in between, nobody knows which time belongs to which count: the next one compares.
         if counted.wrapping_sub(before) < READ_WITHIN {
@@ -106,10 +132,6 @@ const READ_WITHIN: u64 = 20;
 
 /// By how many microseconds a counter can be off within a second.
 const HARDLY: Micros = 1_000;
-
-fn micros_of(counter: &quanta::Clock) -> u64 {
-    counter.delta_as_nanos(0, counter.raw()) / 1_000
-}
 
 /// Moves the time of a [`Memory`](super::Memory) in tests.
 ///

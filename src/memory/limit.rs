@@ -1,23 +1,20 @@
 use std::{
-    fmt,
-    hash::{BuildHasher, Hasher},
-    mem,
+    fmt, mem,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use foldhash::{SharedSeed, quality::SeedableRandomState};
 use hashbrown::{HashTable, hash_table::OccupiedEntry};
 use smallvec::SmallVec;
 
 use super::{WhenFull, penalty::Penalties};
 use crate::{
-    key::Key,
+    key::{Key, Print, Printer},
     limit::{Adjustment, Decision, Demand, Micros, Outcome, Policy, State, Told},
 };
 
 /// All keys, spread over shards that are locked apart.
 pub(super) struct Table {
-    hashers: [SeedableRandomState; 2],
+    printer: Printer,
     shards: Box<[Apart]>,
     max_keys: usize,
     when_full: WhenFull,
@@ -47,26 +44,6 @@ struct Entry {
     state: State,
 }
 
-/// Stands for a policy and a subject: two hashes with seeds of this process.
-///
-/// Two of them are the same with a probability of 2⁻¹²⁸, and nobody outside can look for such a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Print([u64; 2]);
-
-impl Print {
-    /// Returns a hash for a table.
-    pub(super) fn hash(self) -> u64 {
-        self.0[0]
-    }
-
-    /// Returns which of so many parts it lies in: a power of two.
-    ///
-    /// By bits in the middle: a table tags its entries with the top seven and finds them by the lowest.
-    pub(super) fn part(self, parts: usize) -> usize {
-        usize::try_from(self.0[0] >> 32 & (parts as u64 - 1)).expect("a small number")
-    }
-}
-
 /// Where the state of a demand lies.
 #[derive(Clone, Copy)]
 struct Slot {
@@ -80,40 +57,58 @@ impl Table {
     pub(super) fn new(max_keys: usize, when_full: WhenFull) -> Self {
         // One more, for the entries that keys share for which there is no room.
         let shards = (0..=SHARDS).map(|_| Apart::default()).collect();
-        let hashers = [SeedableRandomState::random(), SeedableRandomState::random()];
-        Self { hashers, shards, max_keys, when_full, penalties: Penalties::new(max_keys) }
+        Self { printer: Printer::default(), shards, max_keys, when_full, penalties: Penalties::new(max_keys) }
     }
 
     /// Hashes the same in every process. Whoever knows the seed can look for keys that fall together.
     pub(super) fn seeded(mut self, seed: u64) -> Self {
-        self.hashers = [seed, !seed].map(|seed| SeedableRandomState::with_seed(seed, SharedSeed::global_fixed()));
+        self.printer = Printer::seeded(seed);
         self
     }
 
     /// Decides on all demands under the locks of all their shards, into a decision that is empty.
+    #[inline]
     pub(super) fn decide(&self, demands: &[Demand<'_>], now: Micros, decision: &mut Decision) {
-        if let [demand] = demands
-            && !self.penalties.is_any_blocked(now)
-        {
-            let slot = self.slot(demand.policy(), demand.subject());
-            let mut shard = self.lock(slot.shard);
-            if let Some(mut outcome) = shard.decide(slot.print, demand, now, self.most(slot.shard)) {
-                if !outcome.is_allowed() {
-                    outcome = self.escalate(demand, outcome, now);
-                }
-                return decision.push(outcome.in_shadow(demand.is_shadow()));
+        let decided = match demands {
+            [demand] if !demand.is_shadow() => {
+                self.decide_one(demand.policy(), demand.subject(), demand.cost_u32(), now, decision)
             }
+            _ => false,
+        };
+        if !decided {
+            self.decide_together(demands, now, decision);
         }
-        self.decide_together(demands, now, decision);
     }
 
+    /// Decides on one demand by itself, into a decision that is empty; returns false, and has done nothing, where that is
+    /// not all there is to it.
+    #[inline]
+    pub(super) fn decide_one(
+        &self,
+        policy: &Policy,
+        subject: &Key,
+        cost: u32,
+        now: Micros,
+        decision: &mut Decision,
+    ) -> bool {
+        if self.penalties.is_any_blocked(now) || policy.escalation().is_some() {
+            return false;
+        }
+        let slot = self.slot(policy, subject);
+        let mut shard = self.lock(slot.shard);
+        // All of it is written under the lock: what is copied while it is on its way to memory holds the processor up.
+        shard.decide(slot.print, policy, cost, now, decision)
+            || shard.decide_anew(slot.print, policy, cost, now, self.most(slot.shard), decision)
+    }
+
+    #[inline(never)]
     fn decide_together(&self, demands: &[Demand<'_>], now: Micros, decision: &mut Decision) {
         let mut slots: SmallVec<[Slot; 4]> =
             demands.iter().map(|demand| self.slot(demand.policy(), demand.subject())).collect();
         let mut locked = self.lock_all(&slots);
         let mut has_overflow = false;
         for (demand, slot) in demands.iter().zip(&mut slots) {
-            if !locked.shard(slot.shard).has_room_for(slot.print, demand, now, self.most(slot.shard)) {
+            if !locked.shard(slot.shard).has_room_for(slot.print, demand.cost_u32(), now, self.most(slot.shard)) {
                 *slot = self.overflow_slot(demand.policy());
                 has_overflow = true;
                 if !demand.is_shadow() {
@@ -139,7 +134,8 @@ impl Table {
         if decision.is_allowed() {
             for ((demand, slot), outcome) in demands.iter().zip(&slots).zip(decision.outcomes_mut()) {
                 if demand.cost_u32() > 0 && outcome.is_allowed() {
-                    let charged = locked.shard(slot.shard).charge(slot.print, demand, now);
+                    let shard = locked.shard(slot.shard);
+                    let charged = shard.charge(slot.print, demand.policy(), demand.cost_u32(), now);
                     *outcome = charged.in_shadow(demand.is_shadow());
                 }
             }
@@ -178,7 +174,7 @@ impl Table {
         let slot = self.slot(policy, demand.subject());
         let mut shard = self.lock(slot.shard);
         shard.sweep_in_turn(now);
-        if !shard.has_room_for(slot.print, demand, now, self.most(slot.shard)) {
+        if !shard.has_room_for(slot.print, demand.cost_u32(), now, self.most(slot.shard)) {
             return;
         }
         let state = &mut shard.entry(slot.print, policy).state;
@@ -196,20 +192,20 @@ impl Table {
     }
 
     pub(super) fn block(&self, policy: &Policy, subject: &Key, ends: Micros, now: Micros) {
-        self.penalties.block(self.print(policy.tag(), subject.as_bytes()), ends, now);
+        self.penalties.block(self.printer.print(policy.tag(), subject), ends, now);
     }
 
     fn blocked_for(&self, demand: &Demand<'_>, now: Micros) -> Micros {
         if !self.penalties.is_any_blocked(now) {
             return 0;
         }
-        self.penalties.blocked_for(self.print(demand.policy().tag(), demand.subject().as_bytes()), now)
+        self.penalties.blocked_for(self.printer.print(demand.policy().tag(), demand.subject()), now)
     }
 
     /// Counts a refusal, if it leads to a block sooner or later.
     fn escalate(&self, demand: &Demand<'_>, refused: Outcome, now: Micros) -> Outcome {
         let Some(escalation) = demand.escalation() else { return refused };
-        let print = self.print(demand.policy().tag(), demand.subject().as_bytes());
+        let print = self.printer.print(demand.policy().tag(), demand.subject());
         refused.blocked_for(self.penalties.strike(print, escalation, now))
     }
 
@@ -222,23 +218,15 @@ impl Table {
         self.max_keys / SHARDS + usize::from(shard < self.max_keys % SHARDS)
     }
 
+    #[inline]
     fn slot(&self, policy: &Policy, subject: &Key) -> Slot {
-        let print = self.print(state_tag(policy), subject.as_bytes());
+        let print = self.printer.print(state_tag(policy), subject);
         Slot { print, shard: print.part(SHARDS), overflow: false }
     }
 
     /// The state that keys of a policy share for which there is no room.
     fn overflow_slot(&self, policy: &Policy) -> Slot {
-        Slot { print: self.print(state_tag(policy), OVERFLOW), shard: SHARDS, overflow: true }
-    }
-
-    fn print(&self, tag: u64, subject: &[u8]) -> Print {
-        Print(self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write_u64(tag);
-            hasher.write(subject);
-            hasher.finish()
-        }))
+        Slot { print: self.printer.print(state_tag(policy), &Key::NOBODY), shard: SHARDS, overflow: true }
     }
 
     fn lock_all(&self, slots: &[Slot]) -> Locked<'_> {
@@ -249,6 +237,7 @@ impl Table {
         Locked(wanted.into_iter().map(|shard| (shard, self.lock(shard))).collect())
     }
 
+    #[inline]
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves whole entries behind: each is changed by plain assignments.
         self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -277,58 +266,72 @@ impl Locked<'_> {
 }
 
 impl Shard {
-    /// Decides on one demand by itself; `None` if there is no room for it.
-    fn decide(&mut self, print: Print, demand: &Demand<'_>, now: Micros, most: usize) -> Option<Outcome> {
-        let (policy, cost) = (demand.policy(), demand.cost_u32());
+    /// Decides on one demand by itself, if it finds an entry.
+    #[inline]
+    fn decide(&mut self, print: Print, policy: &Policy, cost: u32, now: Micros, decision: &mut Decision) -> bool {
         self.sweep_in_turn(now);
         let same = |entry: &Entry| entry.print == print;
-        if let Some(entry) = self.entries.find_mut(print.0[0], same) {
-            if cost > 0 {
-                if entry.state.ends() <= now {
-                    entry.state.forget();
-                }
-                return Some(match entry.state.take(policy, now, cost) {
-                    (standing, Some(receipt)) => Outcome::allowed(policy, standing, receipt),
-                    (standing, None) => Outcome::before(policy, standing),
-                });
+        if cost > 0
+            && let Some(entry) = self.entries.find_mut(print.0[0], same)
+        {
+            if entry.state.ends() <= now {
+                entry.state.forget();
             }
-        } else if !self.has_room_for(print, demand, now, most) {
-            return None;
+            let (stand, receipt) = entry.state.take(policy, now, cost);
+            decision.set(Outcome::taken(policy, stand, receipt));
+            return true;
+        }
+        false
+    }
+
+    /// Decides on one demand that finds no entry, or leaves none; returns false if there is no room for it.
+    #[inline(never)]
+    fn decide_anew(
+        &mut self,
+        print: Print,
+        policy: &Policy,
+        cost: u32,
+        now: Micros,
+        most: usize,
+        decision: &mut Decision,
+    ) -> bool {
+        if !self.has_room_for(print, cost, now, most) {
+            return false;
         }
         let outcome = self.look(print, policy, cost, now);
-        Some(if outcome.is_allowed() && cost > 0 { self.charge(print, demand, now) } else { outcome })
+        decision.push(if outcome.is_allowed() && cost > 0 { self.charge(print, policy, cost, now) } else { outcome });
+        true
     }
 
     /// Returns what the policy says before anything is charged.
     fn look(&mut self, print: Print, policy: &Policy, cost: u32, now: Micros) -> Outcome {
-        let standing = match self.find(print, now) {
+        let stand = match self.find(print, now) {
             Some(entry) => {
                 if cost > 0 {
                     entry.state.tidy(policy, now);
                 }
-                entry.state.standing(policy, now, cost)
+                entry.state.stand(policy, now, cost)
             }
-            None => State::fresh(policy).standing(policy, now, cost),
+            None => State::fresh(policy).stand(policy, now, cost),
         };
-        Outcome::before(policy, standing)
+        Outcome::before(policy, stand)
     }
 
-    fn charge(&mut self, print: Print, demand: &Demand<'_>, now: Micros) -> Outcome {
-        let (policy, cost) = (demand.policy(), demand.cost_u32());
+    fn charge(&mut self, print: Print, policy: &Policy, cost: u32, now: Micros) -> Outcome {
         let entry = self.entry(print, policy);
         if entry.state.ends() <= now {
             entry.state.forget();
         }
         let receipt = entry.state.charge(policy, now, cost);
-        Outcome::allowed(policy, entry.state.standing(policy, now, cost), receipt)
+        Outcome::allowed(policy, entry.state.stand(policy, now, cost), receipt)
     }
 
     /// Returns true if the demand finds an entry, leaves none, or can have one.
     ///
     /// When the shard is full, what has ended is looked for: nothing else may give way, or who floods the table
     /// with new keys would free the old ones.
-    fn has_room_for(&mut self, print: Print, demand: &Demand<'_>, now: Micros, most: usize) -> bool {
-        if self.entries.len() < most || demand.cost_u32() == 0 || self.occupied(print).is_some() {
+    fn has_room_for(&mut self, print: Print, cost: u32, now: Micros, most: usize) -> bool {
+        if self.entries.len() < most || cost == 0 || self.occupied(print).is_some() {
             return true;
         }
         self.sweep(now, SWEEP_WHEN_FULL);
@@ -389,9 +392,6 @@ impl Shard {
         }
     }
 }
-
-/// Nobody's subject: it is no text that a key can have.
-const OVERFLOW: &[u8] = b"~~";
 
 /// Enough that two threads seldom want the same one, and few enough to be nothing in an idle process.
 const SHARDS: usize = 64;

@@ -150,6 +150,13 @@ impl Memory {
         }
     }
 
+    /// Decides on one demand, into a decision that is empty; returns false, and has done nothing, where
+    /// [`decide_now`](Store::decide_now) is to.
+    #[inline]
+    pub(crate) fn decide_one(&self, policy: &Policy, subject: &Key, cost: u32, decision: &mut Decision) -> bool {
+        self.table.decide_one(policy, subject, cost, self.clock.now(), decision)
+    }
+
     fn with_clock(clock: Clock) -> Self {
         Self::of(clock, Self::DEFAULT_MAX_KEYS, WhenFull::default())
     }
@@ -178,6 +185,7 @@ impl Store for Memory {
         answer
     }
 
+    #[inline]
     fn decide_now(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
         self.table.decide(demands, self.clock.now(), decision);
         true

@@ -8,8 +8,10 @@ use std::{
 
 use hashbrown::{HashTable, hash_table::Entry};
 
-use super::limit::Print;
-use crate::limit::{Escalation, Micros, Strikes};
+use crate::{
+    key::Print,
+    limit::{Escalation, Micros, Strikes},
+};
 
 /// Who is blocked until when, and who was refused how often: seldom anybody.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use crate::{
     key::Key,
     limit::{
         Adjustment, Algorithm, Decision, Demand, FixedWindow, Micros, Outcome, Outcomes, Policy, Proof, Receipt,
-        SlidingCounter, Standing, State, TokenBucket,
+        SlidingCounter, Stand, Standing, State, TokenBucket,
     },
 };
 
@@ -468,7 +468,7 @@ impl Finding {
             |found: &Found, long: Micros, asking: &Asking| long == 0 && found.admits(&asking.policy, now, asking.cost);
         let mut each = self.found.iter().zip(&self.blocked).zip(asked);
         let admitted = each.all(|((found, long), asking)| asking.shadow || passes(found, *long, asking));
-        let mut outcomes = Outcomes::new();
+        let mut outcomes = Outcomes::None;
         for ((found, long), asking) in self.found.iter_mut().zip(&self.blocked).zip(asked) {
             let Asking { policy, cost, shadow, .. } = asking;
             let charged = admitted && *cost > 0 && (!shadow || passes(found, *long, asking));
@@ -477,7 +477,7 @@ impl Finding {
             } else {
                 // Who is blocked only looks.
                 let cost = if *long > 0 { 0 } else { *cost };
-                Outcome::before(policy, found.standing(policy, now, cost)).blocked_for(*long)
+                Outcome::before(policy, found.stand(policy, now, cost)).blocked_for(*long)
             };
             outcomes.push(outcome.in_shadow(*shadow));
         }
@@ -538,18 +538,18 @@ impl Found {
 
     fn admits(&self, policy: &Policy, now: Micros, cost: u32) -> bool {
         match self {
-            Self::State(state) => state.standing(policy, now, cost).wait == 0,
+            Self::State(state) => state.stand(policy, now, cost).wait() == 0,
             Self::Log { used, .. } => cost == 0 || used.saturating_add(cost) <= policy.quota().limit_u32(),
         }
     }
 
-    fn standing(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
+    fn stand(&self, policy: &Policy, now: Micros, cost: u32) -> Stand {
         match *self {
-            Self::State(ref state) => state.standing(policy, now, cost),
+            Self::State(ref state) => state.stand(policy, now, cost),
             Self::Log { used, next, full, wait, .. } => {
                 let limit = policy.quota().limit_u32();
                 let wait = if cost > limit { Standing::NEVER } else { wait };
-                Standing { remaining: limit.saturating_sub(used), next, full, wait }
+                Stand::Told { remaining: limit.saturating_sub(used), next, full, wait }
             }
         }
     }
@@ -557,7 +557,7 @@ impl Found {
     /// Tells how it stood for a cost that the script may not have been told.
     #[cfg(feature = "cluster")]
     fn looked_at(&self, policy: &Policy, now: Micros, cost: u32) -> Standing {
-        let mut standing = self.standing(policy, now, cost);
+        let mut standing = self.stand(policy, now, cost).standing();
         if let Self::Log { used, next, full, .. } = *self
             && standing.wait != Standing::NEVER
             // Who asks for nothing waits for nothing, whatever is owed.
@@ -585,7 +585,7 @@ impl Found {
                 Receipt::entry(now, *tie)
             }
         };
-        Outcome::allowed(policy, self.standing(policy, now, cost), receipt)
+        Outcome::allowed(policy, self.stand(policy, now, cost), receipt)
     }
 }
 

@@ -198,10 +198,10 @@ impl Turn {
                 let asked: Asked = piece.places.iter().map(|place| self.asked[*place].clone()).collect();
                 part.finding.before(&asked)
             } else {
-                part.decision.outcomes().into()
+                part.decision.outcomes().iter().cloned().collect()
             };
-            for (place, outcome) in piece.places.iter().zip(of_piece) {
-                outcomes[*place] = Some(outcome);
+            for (place, outcome) in piece.places.iter().zip(of_piece.iter()) {
+                outcomes[*place] = Some(outcome.clone());
             }
         }
         let unknown = |asking: &Asking| Outcome::pass(asking.policy(), asking.policy().capacity()).in_shadow(true);

@@ -7,13 +7,9 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{
-    print::{Print, Printer},
-    tuning::Tuning,
-    vitals::Vitals,
-};
+use super::{tuning::Tuning, vitals::Vitals};
 use crate::{
-    key::Key,
+    key::{Key, Print, Printer},
     limit::{Adjustment, Answer, Decision, Demand, Micros, Outcome, Policy, Store},
 };
 
@@ -92,7 +88,7 @@ impl<S: Store> Store for DenyCache<S> {
         let now = Instant::now();
         let memory = Arc::clone(&self.memory);
         let ask = |demand: &Demand<'_>| {
-            let print = memory.printer.print(demand);
+            let print = memory.print(demand);
             AskedFor {
                 print,
                 cost: demand.cost_u32(),
@@ -122,7 +118,7 @@ impl<S: Store> Store for DenyCache<S> {
         let decided = self.store.decide_now(demands, decision);
         if decided && decision.is_allowed() && !decision.is_degraded() {
             let charged = demands.iter().filter(|demand| demand.cost_u32() > 0);
-            self.memory.forget(&charged.map(|demand| self.memory.printer.print(demand)).collect::<SmallVec<[_; 4]>>());
+            self.memory.forget(&charged.map(|demand| self.memory.print(demand)).collect::<SmallVec<[_; 4]>>());
         }
         decided
     }
@@ -148,8 +144,7 @@ impl<S: Store> Store for DenyCache<S> {
 impl<S: Store> DenyCache<S> {
     /// Forgets what is known of some demands, now and again when the store has done what changes them.
     fn clearing(&self, places: Vec<(&Policy, Key)>, answer: Answer<()>) -> Answer<()> {
-        let prints: Vec<_> =
-            places.iter().map(|(policy, key)| self.memory.printer.print(&Demand::of(policy, *key, 0))).collect();
+        let prints: Vec<_> = places.iter().map(|(policy, key)| self.memory.printer.print(policy.tag(), key)).collect();
         self.memory.forget_all(&prints);
         let memory = Arc::clone(&self.memory);
         match answer.now() {
@@ -164,6 +159,10 @@ impl<S: Store> DenyCache<S> {
 }
 
 impl Recent {
+    fn print(&self, demand: &Demand<'_>) -> Print {
+        self.printer.print(demand.policy().tag(), demand.subject())
+    }
+
     /// Decides by what is remembered; returns false, and leaves the decision empty, if that does not suffice.
     fn decide(&self, demands: &[Demand<'_>], decision: &mut Decision) -> bool {
         if self.sets.get().is_none() {
@@ -194,7 +193,7 @@ impl Recent {
     }
 
     fn recall(&self, demand: &Demand<'_>, now: Instant) -> Option<Outcome> {
-        let print = self.printer.print(demand);
+        let print = self.print(demand);
         let mut set = self.set(&print);
         let seen = set.seen.iter_mut().flatten().find(|seen| seen.print == print)?;
         let age = now.saturating_duration_since(seen.asked_at);
@@ -263,7 +262,7 @@ impl Recent {
 
     fn set(&self, print: &Print) -> MutexGuard<'_, Set> {
         let sets = self.sets.get_or_init(Self::empty);
-        let index = usize::try_from(print[0] % SETS).expect("a small remainder");
+        let index = usize::try_from(print.0[0] % SETS).expect("a small remainder");
         sets[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 

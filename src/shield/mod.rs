@@ -5,7 +5,6 @@ mod breaker;
 mod deny_cache;
 mod failover;
 mod parts;
-mod print;
 mod tuning;
 mod vitals;
 

@@ -229,7 +229,10 @@ impl ClientIp {
 
     fn write(&self, client: IpAddr, key: &mut KeyWriter<'_>) {
         match client {
-            IpAddr::V4(address) if self.ipv4_prefix >= 32 => dotted(address, |text| key.plain(text)),
+            IpAddr::V4(address) if self.ipv4_prefix >= 32 => {
+                let (text, len) = dotted(address);
+                key.plain_word(text, len);
+            }
             IpAddr::V4(address) => {
                 let kept = u32::MAX.checked_shl(32 - u32::from(self.ipv4_prefix)).unwrap_or(0);
                 let network = Ipv4Addr::from_bits(address.to_bits() & kept);
@@ -267,20 +270,42 @@ const PROXY_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("fly-client-ip"),
 ];
 
-/// Writes an IPv4 address as text, for a fraction of what formatting costs.
-fn dotted(address: Ipv4Addr, write: impl FnOnce(&[u8])) {
-    let (mut text, mut len) = ([b'.'; 15], 0);
-    for (i, octet) in address.octets().into_iter().enumerate() {
-        len += usize::from(i > 0); // over a dot that is there
-        for (place, worth) in [(100, 100), (10, 10), (1, 0)] {
-            if octet >= worth {
-                text[len] = b'0' + octet / place % 10;
-                len += 1;
-            }
-        }
+/// Returns an IPv4 address as text, the first character in the lowest byte, for a fraction of what formatting costs.
+fn dotted(address: Ipv4Addr) -> (u128, usize) {
+    let (mut text, mut len) = (0, 0);
+    for octet in address.octets() {
+        let (digits, count) = OCTETS[usize::from(octet)];
+        text |= u128::from(digits) << (8 * len);
+        len += count;
     }
-    write(&text[..len]);
+    // Without the last dot.
+    len -= 1;
+    (text & ((1 << (8 * len)) - 1), len)
 }
+
+/// The digits of each octet and a dot, and how many characters that are.
+static OCTETS: [(u32, usize); 256] = {
+    let mut octets = [(0, 0); 256];
+    let mut octet = 0;
+    while octet < 256 {
+        let digits = [octet / 100, octet / 10 % 10, octet % 10];
+        let mut i = if octet >= 100 {
+            0
+        } else if octet >= 10 {
+            1
+        } else {
+            2
+        };
+        let (mut text, mut len) = (0, 0);
+        while i < 3 {
+            text |= (b'0' as u32 + digits[i]) << (8 * len);
+            (len, i) = (len + 1, i + 1);
+        }
+        octets[octet as usize] = (text | (b'.' as u32) << (8 * len), len + 1);
+        octet += 1;
+    }
+    octets
+};
 
 #[cfg(test)]
 mod tests {
@@ -292,7 +317,9 @@ mod tests {
         for a in octets {
             for b in octets {
                 let address = Ipv4Addr::new(a, b, 255 - a, 255 - b);
-                dotted(address, |text| assert_eq!(text, address.to_string().as_bytes()));
+                let (text, len) = dotted(address);
+                assert_eq!(&text.to_le_bytes()[..len], address.to_string().as_bytes());
+                assert_eq!(text >> (8 * len), 0, "zeros behind it");
             }
         }
     }

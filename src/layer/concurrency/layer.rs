@@ -173,11 +173,13 @@ impl<S> Layer<S> for ConcurrencyLimitLayer {
 impl Shared {
     /// Names whose permits a request needs.
     pub(super) fn key(&self, request: &Parts) -> Result<Key, NoKey> {
-        let mut key = KeyWriter::new(&self.secrets);
-        key.text("concurrency");
-        key.text(&*self.name);
-        self.key.extract(request, &mut key)?;
-        Ok(key.finish())
+        let mut key = Key::EMPTY;
+        let mut writer = KeyWriter::new(&self.secrets, &mut key);
+        writer.text("concurrency");
+        writer.text(&*self.name);
+        self.key.extract(request, &mut writer)?;
+        writer.finish();
+        Ok(key)
     }
 
     /// Acquires a permit, at once or in time; nothing if the store does not answer and that is to be no obstacle.

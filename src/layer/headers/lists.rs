@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::{RATE_LIMIT, RATE_LIMIT_POLICY, items::items, partition::PartitionKey};
 use crate::{
     layer::{
-        text::{Text, seconds_up, value},
+        text::{Text, value},
         warn,
     },
     limit::{Outcome, Quota},
@@ -20,8 +20,13 @@ pub(super) struct Lists {
 
 impl Lists {
     pub(super) fn write(self, headers: &mut HeaderMap) {
-        write_beside(headers, RATE_LIMIT_POLICY, self.policies);
-        write_beside(headers, RATE_LIMIT, self.states);
+        // Names that are given away need not be cloned.
+        if headers.append(RATE_LIMIT_POLICY, self.policies) {
+            join(headers, RATE_LIMIT_POLICY);
+        }
+        if headers.append(RATE_LIMIT, self.states) {
+            join(headers, RATE_LIMIT);
+        }
     }
 }
 
@@ -47,10 +52,11 @@ pub(super) fn states(outcomes: &[Outcome], partitions: Option<&[PartitionKey]>) 
     value(outcomes.len() * ITEM, |text| {
         for (i, outcome) in outcomes.iter().enumerate() {
             begin(text, i, outcome.policy());
+            let standing = outcome.standing();
             text.raw(";r=");
-            text.integer(outcome.remaining());
+            text.integer(standing.remaining.into());
             text.raw(";t=");
-            text.integer(seconds_up(outcome.next_unit_in()));
+            text.integer(standing.next.div_ceil(1_000_000));
             if let Some(partition) = partitions.and_then(|partitions| partitions.get(i)) {
                 text.raw(";pk=:");
                 text.raw(partition.as_str());

@@ -146,9 +146,10 @@ impl Shared {
             Ok(None) => return Ok(None),
             Err(what) => return Err(refuse(Refused::Wrong(what))),
         };
-        let mut scope = KeyWriter::new(&self.secrets);
-        match self.scope.extract(request, &mut scope) {
-            Ok(()) => {}
+        let mut scope = Key::EMPTY;
+        let mut writer = KeyWriter::new(&self.secrets, &mut scope);
+        match self.scope.extract(request, &mut writer) {
+            Ok(()) => writer.finish(),
             Err(NoKey::Skip) => return Ok(None),
             Err(no_key) => {
                 if no_key == NoKey::PeerUnknown {
@@ -157,7 +158,7 @@ impl Shared {
                 return Err(Box::new(refuse::without_key(&no_key, request)));
             }
         }
-        let (scope, route) = (scope.finish(), if self.key_per_route { print::target(request) } else { "" });
+        let route = if self.key_per_route { print::target(request) } else { "" };
         let method = if self.key_per_route { request.method.as_str() } else { "" };
         // Nobody is to read the key in the store: who knows it can ask for the response.
         let mut secret = Vec::with_capacity(scope.as_bytes().len() + key.len() + route.len() + 32);
@@ -167,10 +168,12 @@ impl Shared {
         }
         // If that the hash is unkeyed matters, the scope has said so.
         let secrets = if self.secrets.is_keyed() { &self.secrets } else { &Secrets::UNKEYED };
-        let mut name = KeyWriter::new(secrets);
-        name.text("idempotency");
-        name.secret(secret);
-        Ok(Some(name.finish()))
+        let mut name = Key::EMPTY;
+        let mut writer = KeyWriter::new(secrets, &mut name);
+        writer.text("idempotency");
+        writer.secret(secret);
+        writer.finish();
+        Ok(Some(name))
     }
 }
 

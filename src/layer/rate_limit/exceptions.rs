@@ -97,9 +97,11 @@ impl Exceptions {
                 let (bits, start) = range.bits_and_start();
                 all.range(bits).insert(start, place);
             }
-            let mut key = KeyWriter::new(secrets);
-            extractor.write_values(&mut values, &mut key);
-            all.put(key.finish(), place);
+            let mut key = Key::EMPTY;
+            let mut writer = KeyWriter::new(secrets, &mut key);
+            extractor.write_values(&mut values, &mut writer);
+            writer.finish();
+            all.put(key, place);
         }
         Ok(all)
     }

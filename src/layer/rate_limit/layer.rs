@@ -392,9 +392,11 @@ impl Shared {
         }
         for rule in &self.rules {
             if rule.matches(request) {
-                match rule.demand(request, self.limiter.secrets()) {
-                    Ok(demand) => demands.push(demand),
-                    Err(NoKey::Skip) => {}
+                let place = demands.len();
+                demands.push(rule.blank());
+                match rule.fill(&mut demands[place], request, self.limiter.secrets()) {
+                    Ok(()) => {}
+                    Err(NoKey::Skip) => demands.truncate(place),
                     Err(no_key) => return Err(no_key),
                 }
             }

@@ -419,26 +419,36 @@ impl BuiltRule {
 
     /// Returns what a request that matches asks of it.
     pub(in crate::layer) fn demand(&self, request: &Parts, secrets: &Secrets) -> Result<Demand<'_>, NoKey> {
-        let key = self.key(request, secrets)?;
-        let shadow = self.mode.is_shadow(&self.policy, &key);
-        let policy = match self.exceptions.find(&key, &self.key, request) {
+        let mut demand = self.blank();
+        self.fill(&mut demand, request, secrets)?;
+        Ok(demand)
+    }
+
+    /// Returns a demand that is to be [filled](Self::fill) where it lies: keys are long, and copied for nothing.
+    #[inline]
+    pub(super) fn blank(&self) -> Demand<'_> {
+        let demand = Demand::of(&self.policy, Key::EMPTY, 1);
+        if self.settles || self.charging.is_some() { demand.anew() } else { demand }
+    }
+
+    /// Writes down what a request that matches asks.
+    pub(super) fn fill<'a>(&'a self, demand: &mut Demand<'a>, request: &Parts, secrets: &Secrets) -> Result<(), NoKey> {
+        let mut writer = KeyWriter::new(secrets, demand.subject_mut());
+        self.key.extract(request, &mut writer)?;
+        writer.finish();
+        let key = demand.subject();
+        if let Some(sameness) = &self.sameness {
+            sameness.note(self.policy.name(), key);
+        }
+        let shadow = self.mode.is_shadow(&self.policy, key);
+        let policy = match self.exceptions.find(key, &self.key, request) {
             None => &self.policy,
             Some(Found::Policy(policy)) => policy,
             Some(Found::Blocked) if !shadow => return Err(NoKey::Forbidden),
             Some(Found::Blocked | Found::Unlimited) => return Err(NoKey::Skip),
         };
-        let demand = Demand::of(policy, key, self.cost(request)).in_shadow(shadow);
-        Ok(if self.settles || self.charging.is_some() { demand.anew() } else { demand })
-    }
-
-    fn key(&self, request: &Parts, secrets: &Secrets) -> Result<Key, NoKey> {
-        let mut key = KeyWriter::new(secrets);
-        self.key.extract(request, &mut key)?;
-        let key = key.finish();
-        if let Some(sameness) = &self.sameness {
-            sameness.note(self.policy.name(), &key);
-        }
-        Ok(key)
+        demand.set(policy, self.cost(request), shadow);
+        Ok(())
     }
 
     /// Returns whose affair it is that its limit is reached.

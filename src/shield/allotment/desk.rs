@@ -12,9 +12,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{account::Told, table::Table};
 use crate::{
-    key::Key,
+    key::{Key, Print},
     limit::{Decision, Demand, Micros, Outcome, Policy, Receipt, Store},
-    shield::print::Print,
 };
 
 /// What the store's users, draws and the sweeper share.

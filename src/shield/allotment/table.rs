@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::account::{Account, Draw};
 use crate::{
+    key::{Print, Printer},
     limit::{Algorithm, Demand, Micros, Policy},
-    shield::print::{Print, Printer},
 };
 
 /// The accounts of the subjects that were asked for last: a bounded number.
@@ -37,7 +37,7 @@ impl<T> Table<T> {
     }
 
     pub(super) fn print(&self, demand: &Demand<'_>) -> Print {
-        self.printer.print(demand)
+        self.printer.print(demand.policy().tag(), demand.subject())
     }
 
     /// Locks the accounts of one call together.
@@ -52,7 +52,7 @@ impl<T> Table<T> {
     /// Does something to an account, if there is one.
     pub(super) fn at<R>(&self, print: Print, act: impl FnOnce(&mut Account<T>) -> R) -> Option<R> {
         let mut shard = lock(&self.shards[index(print)]);
-        shard.entries.find_mut(print[0], |entry| entry.print == print).map(|entry| act(&mut entry.account))
+        shard.entries.find_mut(print.0[0], |entry| entry.print == print).map(|entry| act(&mut entry.account))
     }
 
     /// Takes draws out of all accounts, by what each gives.
@@ -93,11 +93,12 @@ impl<T> Locked<'_, T> {
 impl<T> Shard<T> {
     fn entry(&mut self, print: Print, algorithm: Algorithm, now: Micros) -> Option<&mut Entry<T>> {
         let same = |entry: &Entry<T>| entry.print == print;
-        if self.entries.len() >= MOST_IN_SHARD && self.entries.find(print[0], same).is_none() && !self.make_room(now) {
+        if self.entries.len() >= MOST_IN_SHARD && self.entries.find(print.0[0], same).is_none() && !self.make_room(now)
+        {
             return None;
         }
         let new = || Entry { print, algorithm, account: Account::default() };
-        Some(self.entries.entry(print[0], same, |entry| entry.print[0]).or_insert_with(new).into_mut())
+        Some(self.entries.entry(print.0[0], same, |entry| entry.print.0[0]).or_insert_with(new).into_mut())
     }
 
     /// Drops one account that means nothing any more, if it is found at once.
@@ -117,7 +118,7 @@ impl<T> Shard<T> {
 
 /// Not by the hash that finds a place within the shard.
 fn index(print: Print) -> usize {
-    usize::try_from(print[1] % SHARDS).expect("a small remainder")
+    usize::try_from(print.0[1] % SHARDS).expect("a small remainder")
 }
 
 fn lock<T>(shard: &Mutex<Shard<T>>) -> MutexGuard<'_, Shard<T>> {

@@ -12,8 +12,8 @@ use super::{
     desk::{Desk, Owner, Slip, told},
 };
 use crate::{
+    key::Print,
     limit::{Adjustment, Decision, Demand, Micros, Store},
-    shield::print::Print,
 };
 
 impl<S: Store> Desk<S> {

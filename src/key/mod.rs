@@ -3,10 +3,14 @@
 //! A [`Key`] says whose units are counted. It is short, needs no heap, and no two subjects share one: parts are
 //! escaped, so that a client cannot write a separator, and what does not fit is replaced by its SHA-256.
 
+mod print;
+
 use std::{fmt, net::IpAddr, sync::Once};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
+
+pub(crate) use self::print::{Print, Printer};
 
 /// Names the subject of a limit: a client, a tenant, a route, or several of these together.
 ///
@@ -31,11 +35,13 @@ impl Key {
 
     /// Makes a key of several parts, which are kept apart whatever they contain.
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        let mut writer = KeyWriter::new(&Secrets::UNKEYED);
+        let mut key = Self::EMPTY;
+        let mut writer = KeyWriter::new(&Secrets::UNKEYED, &mut key);
         for part in parts {
             writer.text(part);
         }
-        writer.finish()
+        writer.finish();
+        key
     }
 
     /// Makes the key that [`as_str`](Self::as_str) tells as this text; of text that no key is told as, the key that it
@@ -52,7 +58,7 @@ impl Key {
     /// ```
     #[must_use]
     pub fn from_shown(text: &str) -> Self {
-        let mut key = Key { len: 0, bytes: [0; Self::CAPACITY] };
+        let mut key = Self::EMPTY;
         match key.bytes.get_mut(..text.len()) {
             Some(bytes) if is_shown(text.as_bytes()) => {
                 bytes.copy_from_slice(text.as_bytes());
@@ -65,9 +71,11 @@ impl Key {
 
     /// Makes the key of a secret alone, as [`KeyWriter::secret`] does.
     pub(crate) fn of_secret(secret: &str, secrets: &Secrets) -> Self {
-        let mut writer = KeyWriter::new(secrets);
+        let mut key = Self::EMPTY;
+        let mut writer = KeyWriter::new(secrets, &mut key);
         writer.secret(secret);
-        writer.finish()
+        writer.finish();
+        key
     }
 
     /// Returns the key as text; it has printable ASCII only.
@@ -98,17 +106,53 @@ impl Key {
 impl From<&[u8]> for Key {
     #[inline]
     fn from(part: &[u8]) -> Self {
-        let mut key = Key { len: 0, bytes: [0; Self::CAPACITY] };
-        // As nearly always: short, and nothing to escape. Looking at as many bytes whatever they are is quickest.
-        if let Some(bytes) = key.bytes.get_mut(..part.len()) {
-            bytes.copy_from_slice(part);
-            key.len = u8::try_from(part.len()).expect("the capacity fits a byte");
-            // What follows the text is not plain.
-            if key.bytes.iter().fold(0, |plain, byte| plain + u8::from(is_plain(*byte))) == key.len {
-                return key;
-            }
+        let mut key = Self::EMPTY;
+        // As nearly always: short, and nothing to escape.
+        if part.len() <= Self::CAPACITY && key.write_plain(part) {
+            return key;
         }
         Self::from_parts([part])
+    }
+}
+
+impl Key {
+    /// Is nobody's yet.
+    pub(crate) const EMPTY: Self = Self { len: 0, bytes: [0; Self::CAPACITY] };
+
+    /// Stands for nobody: it is no text that a key can have.
+    pub(crate) const NOBODY: Self = {
+        let mut bytes = [0; Self::CAPACITY];
+        bytes[0] = b'{';
+        Self { len: 1, bytes }
+    };
+
+    /// Returns all that there is room for; what follows the text is zeros.
+    #[inline]
+    fn words(&self) -> &[[u8; 8]] {
+        self.bytes.as_chunks().0
+    }
+
+    /// Writes a text that fits, word by word; returns false, and leaves anything, if it has something to escape.
+    #[inline]
+    fn write_plain(&mut self, part: &[u8]) -> bool {
+        let mut plain = true;
+        let (words, rest) = part.as_chunks::<8>();
+        let mut places = self.bytes.as_chunks_mut::<8>().0.iter_mut();
+        for (word, place) in words.iter().zip(&mut places) {
+            plain &= plain_bytes(u64::from_le_bytes(*word)) == HIGH_BITS;
+            *place = *word;
+        }
+        if let (false, Some(place)) = (rest.is_empty(), places.next()) {
+            // The last eight bytes, without those that are there already.
+            let word = match part.last_chunk::<8>() {
+                Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
+                None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+            };
+            plain &= plain_bytes(word) == HIGH_BITS >> (64 - 8 * rest.len());
+            *place = word.to_le_bytes();
+        }
+        self.len = u8::try_from(part.len()).expect("the capacity fits a byte");
+        plain
     }
 }
 
@@ -128,9 +172,11 @@ key_from!(&str => |text| text.as_bytes().into());
 key_from!(&String, String => |text| text.as_bytes().into());
 key_from!(Vec<u8> => |bytes| bytes.as_slice().into());
 key_from!(u32, u64, IpAddr => |part| {
-    let mut writer = KeyWriter::new(&Secrets::UNKEYED);
+    let mut key = Key::EMPTY;
+    let mut writer = KeyWriter::new(&Secrets::UNKEYED, &mut key);
     writer.display(part);
-    writer.finish()
+    writer.finish();
+    key
 });
 
 impl fmt::Debug for Key {
@@ -145,14 +191,18 @@ pub struct KeyWriter<'a> {
     secrets: &'a Secrets,
     parts: usize,
     len: usize,
-    bytes: [u8; Key::CAPACITY],
+    /// What is written, and zeros behind it.
+    bytes: &'a mut [u8; Key::CAPACITY],
+    key_len: &'a mut u8,
     /// Takes over from `bytes` when these are full; seldom there, so kept small.
     long: Option<Box<Sha256>>,
 }
 
 impl<'a> KeyWriter<'a> {
-    pub(crate) fn new(secrets: &'a Secrets) -> Self {
-        Self { secrets, parts: 0, len: 0, bytes: [0; Key::CAPACITY], long: None }
+    /// Writes a key in its place, which is [empty](Key::EMPTY).
+    pub(crate) fn new(secrets: &'a Secrets, key: &'a mut Key) -> Self {
+        debug_assert_eq!(*key, Key::EMPTY);
+        Self { secrets, parts: 0, len: 0, bytes: &mut key.bytes, key_len: &mut key.len, long: None }
     }
 
     /// Adds a part that may be read by operators and in the store.
@@ -172,6 +222,19 @@ impl<'a> KeyWriter<'a> {
                 self.len = end;
             }
             _ => part.iter().for_each(|byte| self.push(*byte)),
+        }
+    }
+
+    /// Adds a part of sixteen bytes at most that is known to need no escapes, the first in the lowest byte.
+    #[inline]
+    pub(crate) fn plain_word(&mut self, word: u128, len: usize) {
+        let bytes = word.to_le_bytes();
+        match (&self.long, self.bytes.get_mut(self.len..self.len + bytes.len())) {
+            (None, Some(free)) if self.parts == 0 => {
+                free.copy_from_slice(&bytes);
+                (self.parts, self.len) = (1, len);
+            }
+            _ => self.plain(&bytes[..len]),
         }
     }
 
@@ -197,14 +260,12 @@ impl<'a> KeyWriter<'a> {
         self.push(MARK);
     }
 
-    pub(crate) fn finish(self) -> Key {
-        let Some(long) = self.long else {
-            let len = u8::try_from(self.len).expect("the capacity fits a byte");
-            return Key { len, bytes: self.bytes };
-        };
-        let mut short = KeyWriter::new(self.secrets);
-        short.hash(&long.finalize());
-        short.finish()
+    pub(crate) fn finish(mut self) {
+        if let Some(long) = self.long.take() {
+            (self.len, *self.bytes) = (0, [0; Key::CAPACITY]);
+            self.hash(&long.finalize());
+        }
+        *self.key_len = u8::try_from(self.len).expect("the capacity fits a byte");
     }
 
     fn separate(&mut self) {
@@ -253,7 +314,7 @@ impl<'a> KeyWriter<'a> {
                 self.len += 1;
             }
             (None, None) => {
-                self.long = Some(Box::new(Sha256::new().chain_update(self.bytes).chain_update([byte])));
+                self.long = Some(Box::new(Sha256::new().chain_update(*self.bytes).chain_update([byte])));
             }
         }
     }
@@ -372,6 +433,20 @@ const fn is_plain(byte: u8) -> bool {
     byte > b' ' && byte < b'{' && byte != ESCAPE
 }
 
+/// Returns the high bit of each byte of a word that [is plain](is_plain).
+#[inline]
+const fn plain_bytes(word: u64) -> u64 {
+    const ONES: u64 = HIGH_BITS >> 7;
+    let low = word & !HIGH_BITS;
+    // Each sum has its high bit set where a byte is at least so much, and none carries into the next.
+    let above_space = low + ONES * (0x80 - (b' ' as u64 + 1));
+    let below_brace = !(low + ONES * (0x80 - b'{' as u64));
+    let no_escape = (low ^ (ONES * ESCAPE as u64)) + ONES * 0x7f;
+    above_space & below_brace & no_escape & !word & HIGH_BITS
+}
+
+const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+
 const SEPARATOR: u8 = b'|';
 const ESCAPE: u8 = b'%';
 /// Begins what no text can contain: a hash, or the sign that a value is absent.
@@ -426,11 +501,28 @@ mod tests {
     }
 
     #[test]
+    fn a_text_is_written_at_once_as_it_is_byte_by_byte() {
+        for len in 0..=Key::CAPACITY {
+            let text: String = ('!'..='z').filter(|c| *c != '%').cycle().skip(len).take(len).collect();
+            assert_eq!(Key::from(text.as_str()).as_str(), text);
+            for at in 0..len {
+                for byte in 0..=u8::MAX {
+                    let mut bytes = text.clone().into_bytes();
+                    bytes[at] = byte;
+                    assert_eq!(Key::from(bytes.as_slice()), Key::from_parts([&bytes]), "{byte} at {at} of {len}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_secret_is_kept_as_its_hash_only() {
         let write = |secrets: &Secrets| {
-            let mut writer = KeyWriter::new(secrets);
+            let mut key = Key::EMPTY;
+            let mut writer = KeyWriter::new(secrets, &mut key);
             writer.secret("hunter2");
-            writer.finish()
+            writer.finish();
+            key
         };
         let (plain, keyed) = (write(&Secrets::UNKEYED), write(&Secrets::keyed(b"pepper")));
         // SHA-256 and HMAC-SHA-256, as any other tool computes them.
