@@ -269,7 +269,7 @@ impl Trio {
                 }
             }
         } else {
-            for (((index, subject, ..), demand), outcome) in asked.iter().zip(demands).zip(&mut outcomes) {
+            for (((index, subject, ..), demand), outcome) in asked.iter().zip(demands).zip(outcomes.iter_mut()) {
                 if let Some(escalation) = demand.escalation()
                     && !outcome.is_allowed()
                     && !outcome.is_blocked()
