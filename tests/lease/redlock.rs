@@ -301,8 +301,8 @@ async fn what_gives_back_an_attempt_that_failed_does_not_end_the_next_one() {
         let _ = node.release(&rival).await;
     }
     assert!(matches!(redlock.acquire(&id, &terms).await, Ok(Acquired::Held { .. })));
-    // By then the first attempt has been answered, and is given back.
-    sleep(ms(120)).await;
+    // By then the first attempt has been answered, in two steps of 60 ms, and is given back.
+    sleep(ms(300)).await;
     for node in &nodes {
         let holders = node.memory.holders(&Key::from("x"), Share::Whole).await.expect("an answer");
         assert_eq!(holders.len(), 1, "given back with the attempt before");
