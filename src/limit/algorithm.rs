@@ -177,7 +177,7 @@ impl State {
         }
     }
 
-    /// Returns true if the cost, which is not zero, would pass now: what [`standing`](Self::standing) tells too, for
+    /// Returns true if the cost, which is not zero, would pass now: what [`stand`](Self::stand) tells too, for
     /// less.
     pub(crate) fn fits(&self, policy: &Policy, now: Micros, cost: u32) -> bool {
         match self {

@@ -49,7 +49,7 @@ impl TokenBucket {
     }
 
     /// Charges a cost, which is not zero, if it would pass now: [`tidy`](Self::tidy), [`fits`](Self::fits),
-    /// [`charge`](Self::charge) and [`standing`](Self::standing) in one.
+    /// [`charge`](Self::charge) and [`stand`](Self::stand) in one.
     #[inline]
     pub(super) fn take(&mut self, policy: &Policy, now: Micros, cost: u32) -> (Level, Option<Receipt>) {
         let before = self.level(policy, now);
