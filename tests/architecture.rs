@@ -20,7 +20,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("layer", &["error", "key", "metrics", "limiter", "limit", "lease", "memory"]),
     ("config", &["error", "key", "metrics", "layer", "limiter", "limit", "memory", "redis"]),
     ("admin", &["error", "key", "metrics", "limiter", "limit", "lease"]),
-    ("guide", &[]),
+    ("guide", &["admin"]), // in its links
 ];
 
 /// `layer` names `memory` for `per_client` alone.
