@@ -3,23 +3,20 @@
 
 mod support;
 
-use std::{
-    io::{self, Write},
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, body::Body, http::Request, routing::get};
 use serde_json::{Value, json};
 use support::{
     http::{Answer, get as fetch, get_from, send, serve},
+    log::Log,
     server::Server,
 };
 use tollgate::{
     Demand, Limiter, Memory, Policy, Quota, RateLimitLayer, Redis, Rule, admin,
     layer::{client_ip, header},
 };
+use tracing::Level;
 
 const TOKEN: &str = "a-token-of-sixteen-bytes-and-more";
 
@@ -297,30 +294,9 @@ async fn what_is_wrong_is_told_with_what_to_write_instead() {
     assert_eq!(send(server, None, request).await.status, 413);
 }
 
-/// What a log would have.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no panic").write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn each_change_leaves_a_trace_without_the_key_and_reading_leaves_none() {
-    // For the whole program: what only one thread listens to may be found to interest nobody by another.
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::INFO)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .init();
+    let log = Log::listen(Level::INFO);
     let server = service(Limiter::new(Memory::new())).await;
     let explain = admin(server, "/admin/api/explain", Some(json!({ "key": "ada@example.com" }))).await.json();
     let hash = explain["key_hash"].as_str().expect("a hash").to_owned();
@@ -331,7 +307,7 @@ async fn each_change_leaves_a_trace_without_the_key_and_reading_leaves_none() {
     ] {
         assert_eq!(admin(server, &format!("/admin/api/{path}"), Some(body)).await.status, 200);
     }
-    let text = String::from_utf8(log.0.lock().expect("no panic").clone()).expect("text");
+    let text = log.text();
     assert!(!text.contains("ada@"), "{text}");
     // Other tests make changes too.
     let lines: Vec<_> = text.lines().filter(|line| line.contains(&hash)).collect();

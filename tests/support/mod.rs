@@ -5,6 +5,7 @@ pub mod certificates;
 pub mod cluster;
 pub mod example;
 pub mod http;
+pub mod log;
 pub mod sentinels;
 pub mod server;
 
