@@ -189,7 +189,10 @@ fn losses(run: &mut Run, runtime: &Runtime) {
                 let deadline = Instant::now() + guard.remaining();
                 let late = |()| (Instant::now() - deadline).as_nanos() as f64 / 1_000.0;
                 let bare = async { late(tokio::time::sleep_until(deadline.into()).await) };
-                let lost = async { late(drop(guard.lost().await)) };
+                let lost = async {
+                    let _ = guard.lost().await;
+                    late(())
+                };
                 let (bare, lost) = tokio::join!(bare, lost);
                 server.signal("CONT");
                 drop(guard);
