@@ -1,139 +1,48 @@
-//! The pure step, the memory engine and a real Redis decide alike.
-//!
-//! Random histories of decisions, settles, quota changes, resets and clock steps run through all three; every
-//! field of every outcome is compared. The script's clock is set; keys end by the server's own clock, so the
-//! test ends them when the pure step says that they are over, and allows the times of a fixed window of a large limit,
-//! whose key's lifetime is the state, to be off by what a call takes.
-
-#[allow(dead_code, unreachable_pub, reason = "the integration tests use more of it, as their own public module")]
-#[path = "../tests/support/server.rs"]
-mod server;
+//! The three stores of a history, of which each is asked the same.
 
 use std::{
-    collections::{HashMap, hash_map::RandomState},
-    hash::BuildHasher,
+    collections::HashMap,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
-use proptest::{
-    collection::vec,
-    prelude::*,
-    test_runner::{RngSeed, TestRunner},
-};
 use tokio::runtime::Runtime;
 
-use self::server::Server;
+use super::{
+    op::{LARGE, Op, POLICIES, policy},
+    server::Server,
+};
 use crate::{
-    Decision, Demand, Key, Memory, Policy, Quota, Redis,
-    limit::{Adjustment, Algorithm, Escalation, Micros, Outcome, Outcomes, Proof, State, Store, Strikes},
+    Decision, Demand, Key, Memory, Policy, Redis,
+    limit::{Adjustment, Algorithm, Micros, Outcome, Outcomes, Proof, State, Store, Strikes},
     memory::ManualClock,
 };
-
-#[derive(Clone, Debug)]
-enum Op {
-    /// Asks some policies, for one subject each, at some cost.
-    Decide(Vec<(usize, usize, u64, bool)>),
-    /// Settles an earlier charge.
-    Settle(usize, u32),
-    Advance(u64),
-    StepBack(u64),
-    /// Gives a policy another of its quotas.
-    Change(usize, usize),
-    Reset(usize, usize),
-    /// Blocks a subject under a policy for so many microseconds, zero lifting the block.
-    Block(usize, usize, u64),
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let cost = prop_oneof![8 => 1..4u64, 2 => Just(0), 1 => 4..12u64, 1 => Just(1_000), 1 => Just(40_000)];
-    // Some are in the shadow.
-    let demand = (0..POLICIES, 0..2usize, cost, prop_oneof![3 => Just(false), 1 => Just(true)]);
-    // Parts of a millisecond matter to all but the fixed window; whole ones come in steps that leave its end
-    // well to one side or the other of now.
-    let time =
-        || prop_oneof![2 => 0..1_000u64, 6 => (1..60u64).prop_map(|steps| steps * 50_000), 1 => Just(3_600_000_000)];
-    prop_oneof![
-        12 => vec(demand, 1..4).prop_map(Op::Decide),
-        2 => (0..8usize, prop_oneof![0..15u32, Just(100)]).prop_map(|(charge, cost)| Op::Settle(charge, cost)),
-        5 => time().prop_map(Op::Advance),
-        1 => time().prop_map(Op::StepBack),
-        1 => (0..POLICIES, 0..QUOTAS).prop_map(|(policy, quota)| Op::Change(policy, quota)),
-        1 => (0..POLICIES, 0..2usize).prop_map(|(policy, subject)| Op::Reset(policy, subject)),
-        // Long enough to be given more time before it is over on the server.
-        1 => (0..POLICIES, 0..2usize, prop_oneof![Just(0), 500_000..2_000_000u64])
-            .prop_map(|(policy, subject, long)| Op::Block(policy, subject, long)),
-    ]
-}
-
-/// Single requests for one unit, close together: what is decided in the script's short ways.
-fn usual_op() -> impl Strategy<Value = Op> {
-    let cost = prop_oneof![12 => Just(1u64), 1 => 2..4u64, 1 => Just(0)];
-    let demand = (0..POLICIES, prop_oneof![6 => Just(0), 1 => Just(1)], cost, Just(false));
-    prop_oneof![
-        8 => demand.prop_map(|demand| Op::Decide(vec![demand])),
-        6 => (1..6u64).prop_map(|steps| Op::Advance(steps * 50_000)),
-        1 => (0..POLICIES, 0..QUOTAS).prop_map(|(policy, quota)| Op::Change(policy, quota)),
-        1 => (0..8usize, 0..3u32).prop_map(|(charge, cost)| Op::Settle(charge, cost)),
-    ]
-}
-
-const POLICIES: usize = 7;
-const QUOTAS: usize = 4;
-
-fn policy(index: usize, quota_index: usize) -> Policy {
-    let quota = |texts: [&str; QUOTAS]| texts[quota_index].parse::<Quota>().expect("a quota");
-    let escalation = |after, [within, block, up_to]: [u64; 3]| {
-        let [within, block, up_to] = [within, block, up_to].map(Duration::from_millis);
-        Escalation::new(after, within, block).up_to(up_to)
-    };
-    let policy = match index {
-        0 => Policy::fixed_window("fixed", quota(["5/1s", "10/1s", "2/1s", "5/3s"])),
-        1 => Policy::fixed_window("aligned", quota(["5/1s", "10/1s", "2/1s", "5/3s"])).aligned(),
-        2 => Policy::sliding_window("log", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
-        // Of which some are kept in one number with the window's end, and some are not.
-        LARGE => Policy::fixed_window("large", quota(["100000/1s", "50000/1s", "200000/1s", "70000/3s"])),
-        6 => Policy::sliding_counter("counter", quota(["5/1s", "10/1s", "2/1s", "9/3s"])),
-        3 => Policy::token_bucket("slow", quota(["5/1s", "10/1s", "2/1s", "7/3s"])),
-        _ => Policy::token_bucket("fast", quota(["2000/s", "997/s", "90/s", "100000/s"])).burst(9),
-    };
-    match (index, quota_index) {
-        // Of each algorithm one escalates, and those beside it do not.
-        (0 | 2 | 3 | 6, 0) => policy.escalate(escalation(2, [1_000, 600, 2_000])),
-        (0 | 2 | 3 | 6, 1) => policy.escalate(escalation(3, [800, 1_000, 5_000])),
-        (0 | 2 | 3 | 6, 2) => policy.escalate(escalation(1, [500, 500, 1_500])),
-        _ => policy,
-    }
-}
-
-/// The policy whose windows may end by their keys' lifetimes.
-const LARGE: usize = 5;
 
 /// A charge, its cost, what each store said of it, and the policy and subject by number.
 type Charged = (Policy, Key, u32, [Outcome; 3], (usize, usize));
 
 /// One history's three stores.
-struct Trio {
+pub(super) struct Trio {
     started: Instant,
-    now: Micros,
-    policies: Vec<Policy>,
+    pub(super) now: Micros,
+    pub(super) policies: Vec<Policy>,
     pure: HashMap<(usize, usize), State>,
     blocked_until: HashMap<(usize, usize), Micros>,
     strikes: HashMap<(usize, usize), Strikes>,
     memory: Memory,
-    clock: ManualClock,
+    pub(super) clock: ManualClock,
     redis: Redis,
     prefix: String,
     charges: Vec<Charged>,
 }
 
 impl Trio {
-    fn new(server: &Server) -> Self {
+    pub(super) fn new(server: &Server) -> Self {
         Self::by(&Redis::open(&server.url()).expect("an address"), None)
     }
 
     /// Begins two seconds before an instant, or at some time.
-    fn by(redis: &Redis, soon: Option<Duration>) -> Self {
+    pub(super) fn by(redis: &Redis, soon: Option<Duration>) -> Self {
         static HISTORIES: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("h{}", HISTORIES.fetch_add(1, Ordering::Relaxed));
         let (memory, clock) = Memory::manual();
@@ -162,7 +71,7 @@ impl Trio {
         }
     }
 
-    fn apply(&mut self, op: &Op, rt: &Runtime, admin: &mut redis::Connection) {
+    pub(super) fn apply(&mut self, op: &Op, rt: &Runtime, admin: &mut redis::Connection) {
         match op {
             Op::Decide(asked) => self.decide(asked, rt, admin),
             Op::Settle(charge, cost) => self.settle(*charge, *cost, rt, admin),
@@ -200,7 +109,7 @@ impl Trio {
         }
     }
 
-    fn decide(&mut self, asked: &[(usize, usize, u64, bool)], rt: &Runtime, admin: &mut redis::Connection) {
+    pub(super) fn decide(&mut self, asked: &[(usize, usize, u64, bool)], rt: &Runtime, admin: &mut redis::Connection) {
         let mut asked = asked.to_vec();
         asked.sort_unstable();
         asked.dedup_by_key(|(policy, subject, ..)| (*policy, *subject));
@@ -455,11 +364,11 @@ impl Trio {
     }
 }
 
-fn subject_key(subject: usize) -> Key {
+pub(super) fn subject_key(subject: usize) -> Key {
     Key::from(format!("subject-{subject}"))
 }
 
-fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) {
+pub(super) fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) {
     assert_eq!(
         (pure.is_allowed(), pure.remaining()),
         (other.is_allowed(), other.remaining()),
@@ -481,248 +390,9 @@ fn assert_alike(engine: &str, pure: &Outcome, other: &Outcome, slack: Duration) 
 }
 
 /// What a call may take on a busy machine. Ends and instants lie 50 ms apart.
-const CALL: Duration = Duration::from_millis(30);
-
-/// A multiple of 10^14 us.
-const ERA_BEGINS: Duration = Duration::from_secs(1_800_000_000);
-const PAST_2_54: Duration = Duration::from_secs(1_801_439_851);
+pub(super) const CALL: Duration = Duration::from_millis(30);
 
 /// What PTTL answers for a key that is not there.
-const GONE: i64 = -2;
+pub(super) const GONE: i64 = -2;
 
-const MUCH_MS: i64 = 10_000_000_000_000;
-
-/// The largest numbers that a policy can have, asked about and settled at both ends of the time that fits.
-#[test]
-fn the_largest_numbers_agree() {
-    let server = Server::start();
-    let rt = Runtime::new().expect("a runtime");
-    let mut admin = server.admin();
-    let year = "2147483648/366d".parse::<Quota>().expect("a quota");
-    let most = 1 << 31;
-    for years in [0, 200] {
-        let mut trio = Trio::new(&server);
-        let ahead = Duration::from_secs(years * 365 * 86_400);
-        trio.clock.advance(ahead);
-        trio.now += Micros::try_from(ahead.as_micros()).expect("a time");
-        trio.policies = vec![
-            Policy::fixed_window("fixed", year),
-            Policy::fixed_window("aligned", year).aligned(),
-            Policy::sliding_window("log", year),
-            Policy::token_bucket("slow", "1/366d".parse().expect("a quota")).burst(9),
-            Policy::token_bucket("fast", "101/s".parse().expect("a quota")).burst(most),
-            Policy::fixed_window("large", "65535/366d".parse().expect("a quota")),
-            Policy::sliding_counter("counter", year),
-        ];
-        let all = |cost| Op::Decide((0..POLICIES).map(|index| (index, 0, cost, false)).collect());
-        let each = |cost| (0..POLICIES).map(move |index| Op::Decide(vec![(index, 1, cost, false)]));
-        let mut history = vec![all(0), all(1), all(9), all(most), Op::Advance(1)];
-        history.extend(each(most));
-        history.extend(each(9));
-        history.extend((0..20).map(|charge| Op::Settle(charge, u32::MAX / 2 + 1)));
-        history.extend(each(0));
-        history.push(Op::StepBack(365 * 86_400 * 1_000_000));
-        history.extend(each(1));
-        history.extend(each(0));
-        for op in &history {
-            trio.apply(op, &rt, &mut admin);
-        }
-    }
-}
-
-/// A window's state is of one kind or the other, by its limit; a changed limit finds what it did not write.
-#[test]
-fn a_window_keeps_its_units_and_its_end_across_a_changed_limit() {
-    let server = Server::start();
-    let rt = Runtime::new().expect("a runtime");
-    let mut admin = server.admin();
-    let take = |cost| Op::Decide(vec![(LARGE, 0, cost, false)]);
-    let histories = [
-        // More than fit beside the end.
-        vec![
-            Op::Change(LARGE, 1),
-            take(40_000),
-            Op::Change(LARGE, 2),
-            take(40_000),
-            take(40_000),
-            take(40_000),
-            take(0),
-        ],
-        // Nothing used any more, but the window is open.
-        vec![
-            take(1),
-            Op::Settle(0, 0),
-            Op::Change(LARGE, 1),
-            Op::Advance(400_000),
-            take(1),
-            Op::Advance(400_000),
-            take(2),
-        ],
-        // A debt that does not fit beside the end.
-        vec![Op::Change(LARGE, 1), take(1), Op::Settle(0, 200_000), take(1), Op::Change(LARGE, 2), take(1), take(0)],
-    ];
-    for history in &histories {
-        let mut trio = Trio::new(&server);
-        for op in history {
-            trio.apply(op, &rt, &mut admin);
-        }
-    }
-}
-
-/// A clock that was set back by next to nothing may move a window's end to the millisecond before.
-#[test]
-fn a_charge_is_settled_in_a_window_whose_end_was_moved_a_little() {
-    let server = Server::start();
-    let rt = Runtime::new().expect("a runtime");
-    let mut admin = server.admin();
-    for index in [0, LARGE] {
-        let take = |cost| Op::Decide(vec![(index, 0, cost, false)]);
-        let over = u64::from(policy(index, 0).quota().limit_u32());
-        for asked_between in [over, 1] {
-            let mut trio = Trio::new(&server);
-            for op in [take(1), Op::StepBack(2), take(asked_between), Op::Settle(0, 3), take(1), take(0)] {
-                trio.apply(&op, &rt, &mut admin);
-            }
-        }
-    }
-}
-
-/// More charges than one decision drops, all over but the last.
-#[test]
-fn a_long_log_agrees_while_it_is_caught_up_with() {
-    let server = Server::start();
-    let rt = Runtime::new().expect("a runtime");
-    let mut admin = server.admin();
-    for (cost, of) in [(1_500, 5_000), (1, 5_000), (2_600, 5_000)] {
-        let mut trio = Trio::new(&server);
-        trio.policies[2] = Policy::sliding_window("log", Quota::per_hour(of));
-        let one = Op::Decide(vec![(2, 0, 1, false)]);
-        let mut history = vec![one.clone(); 2_999];
-        history.extend([Op::Advance(3_599_999_999), one, Op::Advance(1)]);
-        history.extend([Op::Decide(vec![(2, 0, 0, false)]), Op::Decide(vec![(2, 0, cost, false)])]);
-        history.extend(vec![Op::Decide(vec![(2, 0, cost, false)]); 4]);
-        history.extend([
-            Op::StepBack(1_800_000_000),
-            Op::Decide(vec![(2, 0, 0, false)]),
-            Op::Decide(vec![(2, 0, 1, false)]),
-        ]);
-        for op in &history {
-            trio.apply(op, &rt, &mut admin);
-        }
-    }
-}
-
-#[test]
-fn all_engines_decide_alike() {
-    histories_agree(vec(op(), 1..60));
-}
-
-#[test]
-fn all_engines_decide_usual_requests_alike() {
-    histories_agree(vec(usual_op(), 1..80));
-}
-
-/// On a Cluster one subject is decided on in one call, as on a server.
-#[cfg(feature = "cluster")]
-#[test]
-fn a_cluster_decides_alike() {
-    let of_one_subject = |op| match op {
-        Op::Decide(mut demands) => {
-            let subject = demands[0].1;
-            demands.iter_mut().for_each(|demand| demand.1 = subject);
-            demands.sort_unstable();
-            demands.dedup_by_key(|demand| demand.0);
-            Op::Decide(demands)
-        }
-        op => op,
-    };
-    let server = cluster();
-    let redis = Redis::open(&format!("redis+cluster://127.0.0.1:{}", server.port())).expect("an address");
-    histories_agree_on(&server, &redis, vec(op().prop_map(of_one_subject), 1..60));
-}
-
-/// Who asks for nothing is refused for nothing, whatever is owed and whatever refuses the rest.
-#[cfg(feature = "cluster")]
-#[test]
-fn a_debt_refuses_no_look_on_a_cluster() {
-    let server = cluster();
-    let redis = Redis::open(&format!("redis+cluster://127.0.0.1:{}", server.port())).expect("an address");
-    let rt = Runtime::new().expect("a runtime");
-    let mut admin = server.admin();
-    let (fixed, log, slow) = (0, 2, 3);
-    for owed in [6, 7, 100] {
-        let mut trio = Trio::by(&redis, None);
-        let ask = |demands: &[_]| Op::Decide(demands.iter().map(|(policy, cost)| (*policy, 0, *cost, false)).collect());
-        let (charge, look) = (ask(&[(log, 1)]), ask(&[(fixed, 6), (log, 0), (slow, 6)]));
-        for op in [charge, Op::Settle(0, owed), look, ask(&[(fixed, 6), (log, 1)])] {
-            trio.apply(&op, &rt, &mut admin);
-        }
-    }
-}
-
-/// While a slot moves, each demand is decided on by what names its one key alone.
-#[cfg(feature = "cluster")]
-#[test]
-fn a_cluster_whose_slots_move_decides_alike() {
-    let of_one_demand = |op| match op {
-        Op::Decide(mut demands) => {
-            demands.truncate(1);
-            Op::Decide(demands)
-        }
-        op => op,
-    };
-    let server = cluster();
-    let redis = Redis::open(&format!("redis+cluster://127.0.0.1:{}", server.port())).expect("an address");
-    histories_agree_on(&server, &redis.by_key_for_tests(), vec(op().prop_map(of_one_demand), 1..60));
-}
-
-/// Starts a cluster of one node.
-#[cfg(feature = "cluster")]
-fn cluster() -> Server {
-    let server = Server::start_with(&["--cluster-enabled", "yes"]);
-    let mut admin = server.admin();
-    let slots = (0..16_384).collect::<Vec<u16>>();
-    let _: () = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).query(&mut admin).expect("CLUSTER ADDSLOTS");
-    for _ in 0..2_000 {
-        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut admin).expect("CLUSTER INFO");
-        if info.contains("cluster_state:ok") {
-            return server;
-        }
-        // A node tells nobody when it begins to serve.
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("the cluster does not begin to serve");
-}
-
-fn histories_agree(histories: impl Strategy<Value = Vec<Op>>) {
-    let server = Server::start();
-    histories_agree_on(&server, &Redis::open(&server.url()).expect("an address"), histories);
-}
-
-fn histories_agree_on(server: &Server, redis: &Redis, histories: impl Strategy<Value = Vec<Op>>) {
-    let rt = Runtime::new().expect("a runtime");
-    let admin = std::cell::RefCell::new(server.admin());
-    let mut config = ProptestConfig {
-        cases: std::env::var("TOLLGATE_HISTORIES").map_or(300, |cases| cases.parse().expect("a number")),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
-    // Told when it fails, and taken from the same variable to run the same histories again.
-    let seed = match config.rng_seed {
-        RngSeed::Fixed(seed) => seed,
-        RngSeed::Random => RandomState::new().hash_one(0),
-    };
-    config.rng_seed = RngSeed::Fixed(seed);
-    // Before the era of fast buckets begins anew, and before tenths of microseconds reach 2^54.
-    let soon = prop_oneof![Just(None), Just(Some(ERA_BEGINS)), Just(Some(PAST_2_54))];
-    let result = TestRunner::new(config).run(&(soon, histories), |(soon, history)| {
-        let mut trio = Trio::by(redis, soon);
-        for op in &history {
-            trio.apply(op, &rt, &mut admin.borrow_mut());
-        }
-        Ok(())
-    });
-    if let Err(error) = result {
-        panic!("PROPTEST_RNG_SEED={seed}: {error}");
-    }
-}
+pub(super) const MUCH_MS: i64 = 10_000_000_000_000;
