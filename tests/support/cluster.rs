@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use redis::FromRedisValue;
+use redis::{FromRedisValue, RedisResult};
 
 use super::server::Server;
 
@@ -110,16 +110,27 @@ pub fn id(server: &Server) -> String {
     run(server, "CLUSTER MYID", &[])
 }
 
+/// Asks a server about itself. One that takes on another role ends its connections, the asker's too: it is asked again.
 pub fn info(server: &Server, words: &str) -> String {
-    run(server, words, &[])
+    for _ in 0..10 {
+        match try_run(server, words, &[]) {
+            Err(error) if error.is_io_error() => thread::sleep(Duration::from_millis(10)),
+            told => return told.unwrap_or_else(|error| panic!("{words}: {error}")),
+        }
+    }
+    panic!("{words}: the server ends all connections");
 }
 
 /// Runs a command: some words, and some more.
 pub fn run<T: FromRedisValue>(server: &Server, words: &str, more: &[&str]) -> T {
+    try_run(server, words, more).unwrap_or_else(|error| panic!("{words} {more:?}: {error}"))
+}
+
+fn try_run<T: FromRedisValue>(server: &Server, words: &str, more: &[&str]) -> RedisResult<T> {
     let mut all = words.split(' ');
     let mut command = redis::cmd(all.next().expect("a command"));
     all.chain(more.iter().copied()).for_each(|word| _ = command.arg(word));
-    command.query(&mut server.admin()).unwrap_or_else(|error| panic!("{words} {more:?}: {error}"))
+    command.query(&mut server.admin())
 }
 
 /// Moves a slot to another node as redis-cli does, and does something while the slot is on its way, before any and
