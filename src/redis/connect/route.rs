@@ -5,7 +5,7 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
 };
 
-use super::{Known, server::Server};
+use super::{connection::Known, server::Server};
 use crate::error::Error;
 
 /// How to come to a connection.

@@ -10,8 +10,8 @@ use redis::RedisError;
 use tokio::time;
 
 use super::{
-    Known,
     address::wrong,
+    connection::Known,
     route::Handle,
     server::{CONNECT_TIMEOUT, Server},
 };

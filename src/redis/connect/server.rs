@@ -8,7 +8,7 @@ use tokio::time;
 
 #[cfg(feature = "tls")]
 use super::tls::Trust;
-use super::{Known, route::Handle};
+use super::{connection::Known, route::Handle};
 
 /// Where a server is, and how it is spoken to.
 #[derive(Clone)]

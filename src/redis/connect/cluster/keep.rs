@@ -23,7 +23,11 @@ use super::{
 };
 use crate::{
     error::Error,
-    redis::connect::{Known, LONGEST_PAUSE, pause, server::Server},
+    redis::connect::{
+        connection::Known,
+        keep_up::{LONGEST_PAUSE, pause},
+        server::Server,
+    },
 };
 
 /// What is known of the cluster; nothing at first.

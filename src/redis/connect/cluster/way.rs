@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     redis::{
         batch::Undone,
-        connect::{CALL_TIMEOUT, Connection, Failure, Handle, cut_off, pause},
+        connect::{CALL_TIMEOUT, Connection, Handle, cut_off, failure::Failure, keep_up::pause},
         limit::Call,
         script::Script,
     },
