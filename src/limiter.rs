@@ -134,7 +134,8 @@ impl Limiter {
     ///
     /// A refusal is remembered no longer than it holds, and what this process settles, resets or lets in again is
     /// forgotten at once. So the age bounds only how late it is seen that *another* process has given units back,
-    /// reset a key or lifted a block. Set it before the limiter is cloned or used.
+    /// reset a key or lifted a block. A flood costs the store one call a key and age; with an age above the longest
+    /// refusal, one a key and refusal. Set it before the limiter is cloned or used.
     #[must_use]
     pub fn deny_max_age(self, max_age: Duration) -> Self {
         let options = Options { deny_max_age: max_age, ..self.gate.tuning.options() };

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::{
-    ALLOW, DEADLINE, DENY, LOCAL, SLACK, ask, assert_few_connections, assert_well, open,
+    ALLOW, DENY, LOCAL, SLACK, ask, assert_flat, assert_well, open,
     proxy::{Mood, Proxy},
-    recovery, signal,
+    recovers_within, signal,
     support::server::Server,
     used,
 };
@@ -40,8 +40,7 @@ async fn each_choice_is_kept(begin: impl FnOnce(&mut Scene), end: impl FnOnce(&m
         for _ in 0..rounds {
             for (i, policy) in policies.iter().enumerate() {
                 // Looks at what came of it, by the policy's choice.
-                let (decision, took) = ask(&limiter, policy).await;
-                assert!(took < DEADLINE + SLACK, "{took:?}");
+                let (decision, _) = ask(&limiter, policy).await;
                 let of = if decision.is_degraded() { &mut degraded } else { &mut exact };
                 of[i] += 1;
             }
@@ -57,13 +56,12 @@ async fn each_choice_is_kept(begin: impl FnOnce(&mut Scene), end: impl FnOnce(&m
     let (exact, degraded) = count(30).await;
     assert!(degraded.iter().all(|degraded| *degraded > 5), "{degraded:?}");
     end(&mut scene);
-    let took = recovery(&limiter).await;
-    assert!(took < Duration::from_millis(1_750) + SLACK, "{took:?}");
+    recovers_within(&limiter, Duration::from_millis(1_750) + SLACK).await;
     assert_well(&limiter).await;
     // What the server decided was charged once; what it did not decide may have been, and no more than once.
     let charged = used(&limiter, &ALLOW).await;
     assert!((exact[1]..=exact[1] + degraded[1]).contains(&charged), "{charged} of {exact:?} and {degraded:?}");
-    assert_few_connections(&scene.server, 1);
+    assert_flat(&scene.server, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

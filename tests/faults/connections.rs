@@ -9,10 +9,10 @@ use tokio::{
 use tollgate::{OnError, Policy, Quota};
 
 use crate::{
-    DEADLINE, DENY, LOCAL, Load, SLACK, ask, ask_at_once, assert_few_connections, assert_well, command, connections,
-    connections_as, open,
+    DENY, LOCAL, Load, SECONDS, ask, ask_at_once, assert_flat, assert_memory_is_flat, assert_well, command,
+    connections, connections_as, open,
     proxy::{Mood, Proxy},
-    recovery,
+    recovers_within,
     support::server::Server,
     used,
 };
@@ -33,13 +33,13 @@ async fn a_reply_that_is_lost_after_the_write_is_charged_once() {
         // Two are sent; a third would wait for one of them, and not be sent when nobody waits for it any more.
         for _ in 0..2 {
             let (decision, took) = ask(&limiter, &policy).await;
-            assert!(decision.is_degraded() && took < DEADLINE + SLACK, "{took:?}");
+            assert!(decision.is_degraded(), "{took:?}");
         }
         proxy.cut();
         proxy.be(Mood::Passes);
-        recovery(&limiter).await;
+        recovers_within(&limiter, SECONDS).await;
         assert_eq!(used(&limiter, &policy).await, 1 + 2, "{}", policy.name());
-        assert_few_connections(&server, 0);
+        assert_flat(&server, 0);
     }
 }
 
@@ -57,8 +57,7 @@ async fn a_reply_is_not_taken_for_that_to_an_earlier_call() {
         assert_well(&limiter).await;
         proxy.lose_next_reply();
         assert!(ask(&limiter, &DENY).await.0.is_unavailable());
-        let took = recovery(&limiter).await;
-        assert!(took < Duration::from_millis(500), "{took:?}");
+        recovers_within(&limiter, Duration::from_millis(500)).await;
     }
     // Several, whose calls are under way at the same time.
     let ends = Instant::now() + Duration::from_secs(2);
@@ -83,7 +82,11 @@ async fn a_reply_is_not_taken_for_that_to_an_earlier_call() {
         proxy.lose_next_reply();
     }
     load.join_all().await;
-    recovery(&limiter).await;
+    recovers_within(&limiter, SECONDS).await;
+    // Three used all, one is that of before, and each reply that is lost costs another.
+    let connections = connections(&server, 0);
+    assert!(connections <= 3 + 1 + 3 + 10 + 3, "{connections}");
+    assert_memory_is_flat();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -96,12 +99,13 @@ async fn a_connection_that_is_cut_in_the_middle_of_a_reply() {
         let before = used(&limiter, &LOCAL).await;
         proxy.cut_next_reply();
         let (decision, took) = ask(&limiter, &LOCAL).await;
-        assert!(decision.is_degraded() && took < DEADLINE + SLACK, "{took:?}");
+        assert!(decision.is_degraded(), "{took:?}");
         // It was charged, once, and the next one is the store's.
         recovery_by_peeking(&limiter).await;
         assert_eq!(used(&limiter, &LOCAL).await, before + 1);
         assert_eq!(connections(&server, cuts - 1), 1 + cuts);
     }
+    assert_memory_is_flat();
 }
 
 /// Waits until the store answers, without charging anything.
@@ -120,12 +124,10 @@ async fn a_connection_that_is_half_closed() {
     let limiter = open(&proxy.url());
     assert_well(&limiter).await;
     proxy.be(Mood::HalfCloses);
-    let (_, took) = ask(&limiter, &LOCAL).await;
-    assert!(took < DEADLINE + SLACK, "{took:?}");
+    let _ = ask(&limiter, &LOCAL).await;
     proxy.be(Mood::Passes);
-    let took = recovery(&limiter).await;
-    assert!(took < Duration::from_millis(500), "{took:?}");
-    assert_few_connections(&server, 0);
+    recovers_within(&limiter, Duration::from_millis(500)).await;
+    assert_flat(&server, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,11 +141,10 @@ async fn connections_that_are_killed_under_load() {
         command(&server, "CLIENT KILL TYPE normal SKIPME yes");
     }
     sleep(Duration::from_millis(50)).await;
-    let took = recovery(&limiter).await;
-    assert!(took < Duration::from_millis(500), "{took:?}");
+    recovers_within(&limiter, Duration::from_millis(500)).await;
     let loaded = load.stop().await;
     assert!(loaded.degraded < loaded.asked / 2, "{loaded:?}");
-    assert_few_connections(&server, 4);
+    assert_flat(&server, 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,11 +154,11 @@ async fn a_thousand_callers_that_find_it_cut_make_one_connection() {
     let limiter = open(&proxy.url());
     assert_well(&limiter).await;
     proxy.cut();
-    let (_, longest) = ask_at_once(&limiter, &DENY, 1_000).await;
-    assert!(longest < DEADLINE + SLACK, "{longest:?}");
-    recovery(&limiter).await;
+    ask_at_once(&limiter, &DENY, 1_000).await;
+    recovers_within(&limiter, SECONDS).await;
     let connections = connections(&server, 0);
     assert!(connections <= 3, "{connections}");
+    assert_memory_is_flat();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,9 +179,9 @@ async fn a_password_that_is_changed_under_load() {
     sleep(Duration::from_millis(300)).await;
     assert!(ask(&limiter, &LOCAL).await.0.is_degraded());
     run(&["CONFIG", "SET", "requirepass", "old"]);
-    let took = recovery(&limiter).await;
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    recovers_within(&limiter, Duration::from_secs(1)).await;
     load.stop().await;
     let connections = connections_as(&server, ":old@", 1);
     assert!(connections < 10, "{connections}");
+    assert_memory_is_flat();
 }

@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tollgate::{Policy, Quota};
 
 use crate::{
-    DEADLINE, LOCAL, SLACK, ask, assert_well, command, open,
+    LOCAL, ask, assert_flat, assert_well, command, open,
     proxy::Proxy,
-    recovery,
+    recovers_within, resident_kib,
     support::{calls, other_process, printed, server::Server},
 };
 
@@ -151,12 +151,6 @@ async fn a_process_that_is_flooded() {
     println!("kib: {}", kib.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
 }
 
-fn resident_kib() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("/proc");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of it");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_stops_resolving_and_one_that_leads_elsewhere() {
     let hosts = tempfile::NamedTempFile::new().expect("a file");
@@ -198,16 +192,14 @@ async fn a_process_with_names_of_its_own() {
     here.cut();
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(1_200) {
-        let (_, took) = ask(&limiter, &LOCAL).await;
-        assert!(took < DEADLINE + SLACK, "{took:?}");
+        let _ = ask(&limiter, &LOCAL).await;
         sleep(Duration::from_millis(5)).await;
     }
     assert!(ask(&limiter, &LOCAL).await.0.is_degraded());
 
     name("127.0.0.2 redis.test\n");
-    let took = recovery(&limiter).await;
     // A look-up that waits for an answer from nobody takes a second to be given up.
-    assert!(took < Duration::from_millis(2_000), "{took:?}");
+    let took = recovers_within(&limiter, Duration::from_millis(2_000)).await;
     println!("elsewhere after {took:?}");
     assert!(calls(&mut second.admin(), "evalsha") > 0);
 
@@ -216,10 +208,11 @@ async fn a_process_with_names_of_its_own() {
     let before = calls(&mut first.admin(), "evalsha");
     command(&second, "REPLICAOF 127.0.0.1 1");
     assert!(ask(&limiter, &LOCAL).await.0.is_degraded());
-    let took = recovery(&limiter).await;
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    let took = recovers_within(&limiter, Duration::from_secs(1)).await;
     println!("back after {took:?}");
     assert!(calls(&mut first.admin(), "evalsha") > before);
+    assert_flat(&first, 0);
+    assert_flat(&second, 1);
     there.cut();
     let still = timeout(Duration::from_secs(1), limiter.check(&LOCAL, "user:42")).await.expect("in time");
     assert!(!still.is_degraded());
