@@ -118,3 +118,22 @@ async fn by_a_server_that_takes_no_more_clients() {
     };
     each_choice_is_kept(begin, |scene| scene.run("CONFIG SET maxclients 1000")).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_a_server_that_pauses_what_writes() {
+    each_choice_is_kept(|scene| scene.run("CLIENT PAUSE 60000 WRITE"), |scene| scene.run("CLIENT UNPAUSE")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_a_network_that_half_closes_connections() {
+    each_choice_is_kept(|scene| scene.proxy.be(Mood::HalfCloses), |scene| scene.proxy.be(Mood::Passes)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_an_address_at_which_nobody_is() {
+    let begin = |scene: &mut Scene| {
+        scene.proxy.lead_to(1);
+        scene.proxy.cut();
+    };
+    each_choice_is_kept(begin, |scene| scene.proxy.lead_to(scene.server.port())).await;
+}
