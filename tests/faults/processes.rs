@@ -7,14 +7,15 @@ use tokio::time::{Instant, sleep, timeout};
 use tollgate::{Policy, Quota};
 
 use crate::{
-    LOCAL, ask, assert_flat, assert_well, command, open,
-    proxy::Proxy,
-    recovers_within, resident_kib,
+    LOCAL, SECONDS, ask, ask_at_once, assert_flat, assert_well, command, open,
+    proxy::{Mood, Proxy},
+    recovers_within, resident_kib, signal,
     support::{calls, other_process, printed, server::Server},
 };
 
 const FLEET: &str = "TOLLGATE_TEST_FLEET";
 const FLOOD: &str = "TOLLGATE_TEST_FLOOD";
+const BAD_DAYS: &str = "TOLLGATE_TEST_BAD_DAYS";
 const HOSTS: &str = "TOLLGATE_TEST_HOSTS";
 
 const PROCESSES: u64 = 8;
@@ -149,6 +150,69 @@ async fn a_process_that_is_flooded() {
         kib.push(resident_kib());
     }
     println!("kib: {}", kib.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs /proc")]
+async fn faults_that_come_again_and_again_leave_no_memory_and_no_connection_behind() {
+    let mut process = other_process("processes::a_process_that_has_bad_days", BAD_DAYS, "");
+    let told = printed(&mut process, "bad days:");
+    println!("{told}");
+    for fault in told.split(", ") {
+        let numbers: Vec<i64> = fault.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [kib, open] = numbers[..] else { panic!("{told}") };
+        // Of three thousand requests, 350 bytes of each would be as much.
+        assert!(kib < 1_024 && open <= 2, "{fault}");
+    }
+    assert_eq!(told.split(", ").count(), 6, "{told}");
+}
+
+/// Does its work only as the other process of the test above, and tells what each fault adds, in KiB and open files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_has_bad_days() {
+    if env::var(BAD_DAYS).is_err() {
+        return;
+    }
+    let mut told = Vec::new();
+    // The first time is for all that is needed at all.
+    for fault in ["stop", "stop", "swallow", "drop replies", "half-close", "cut", "nobody"] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port()).await;
+        let limiter = open(&proxy.url());
+        assert_well(&limiter).await;
+        let mut had = Vec::new();
+        for _ in 0..4 {
+            match fault {
+                "stop" => signal(&server, "STOP"),
+                "swallow" => proxy.be(Mood::Swallows),
+                "drop replies" => proxy.be(Mood::DropsReplies),
+                "half-close" => proxy.be(Mood::HalfCloses),
+                "cut" => proxy.cut(),
+                _ => {
+                    proxy.lead_to(1);
+                    proxy.cut();
+                }
+            }
+            for _ in 0..3 {
+                ask_at_once(&limiter, &LOCAL, 1_000).await;
+                sleep(Duration::from_millis(60)).await;
+            }
+            signal(&server, "CONT");
+            proxy.be(Mood::Passes);
+            proxy.lead_to(server.port());
+            recovers_within(&limiter, SECONDS).await;
+            had.push((resident_kib().cast_signed(), open_files()));
+        }
+        // What leaks does so each time; what so many at once need for a while may be more now than before.
+        let least = had.windows(2).map(|had| had[1].0 - had[0].0).min().expect("some");
+        told.push(format!("{fault} {least} {}", had[3].1 - had[1].1));
+    }
+    println!("bad days: {}", told[1..].join(", "));
+}
+
+/// Returns how many files and connections this process has open.
+fn open_files() -> i64 {
+    fs::read_dir("/proc/self/fd").expect("/proc").count().try_into().expect("a few")
 }
 
 #[tokio::test(flavor = "multi_thread")]
