@@ -122,6 +122,11 @@ impl LeaseId {
     pub fn token(&self) -> Token {
         self.token
     }
+
+    /// Names the same under another token.
+    pub(super) fn under(&self, token: Token) -> Self {
+        Self { token, ..self.clone() }
+    }
 }
 
 /// How much of a name a lease is.

@@ -186,6 +186,8 @@ enum Does {
     Hangs,
     /// It does what it is asked, and the answer comes too late.
     GrantsLate,
+    /// It grants, but takes a while to tell who it is, which it is asked first.
+    TellsLate,
 }
 
 const ALL: [Does; 5] = [Does::Grants, Does::IsTaken, Does::Fails, Does::Hangs, Does::GrantsLate];
@@ -203,7 +205,7 @@ impl Double {
 
     fn answer<T: Send + Unpin + 'static>(&self, act: impl FnOnce() -> Reply<T>) -> Reply<T> {
         match *self.does.lock().expect("no panic") {
-            Does::Grants | Does::IsTaken => act(),
+            Does::Grants | Does::IsTaken | Does::TellsLate => act(),
             Does::Fails => Reply::ready(Err(Error::store("down"))),
             Does::Hangs => Reply::pending(std::future::pending()),
             Does::GrantsLate => {
@@ -249,7 +251,14 @@ impl Node for Double {
     }
 
     fn incarnation(&self) -> Reply<Incarnation> {
-        self.answer(|| Reply::ready(Ok(Incarnation::new("one", Duration::from_secs(3_600), true))))
+        let told = || Reply::ready(Ok(Incarnation::new("one", Duration::from_secs(3_600), true)));
+        if *self.does.lock().expect("no panic") != Does::TellsLate {
+            return self.answer(told);
+        }
+        Reply::pending(async move {
+            sleep(ms(60)).await;
+            told().await
+        })
     }
 }
 
@@ -311,6 +320,41 @@ async fn what_gives_back_an_attempt_that_failed_does_not_end_the_next_one() {
     sleep(ms(20)).await;
     for node in &nodes {
         assert!(node.memory.holders(&Key::from("x"), Share::Whole).await.expect("an answer").is_empty());
+    }
+}
+
+/// Whether it is granted by an acquire, or by an extension that heals.
+#[tokio::test]
+async fn what_a_slow_server_grants_after_the_release_is_given_back() {
+    for is_healed in [false, true] {
+        let nodes: Vec<Double> = (0..3).map(|_| Double::new()).collect();
+        let redlock = Redlock::over(nodes.clone()).build().await.expect("three");
+        let id = LeaseId::new([Key::from("x")], Share::Whole, Token::random().expect("random bytes"));
+        let slow = async || {
+            // Whatever it was asked before has been answered.
+            sleep(ms(20)).await;
+            let _ = nodes[2].memory.force(&Key::from("x"), Share::Whole).await;
+            *nodes[2].does.lock().expect("no panic") = Does::TellsLate;
+        };
+        if !is_healed {
+            slow().await;
+        }
+        assert!(matches!(redlock.acquire(&id, &Terms::new(ms(5_000), "")).await, Ok(Acquired::Held { .. })));
+        if is_healed {
+            slow().await;
+            assert_eq!(redlock.extend(&[(id.clone(), ms(5_000))]).await.expect("an answer"), [true]);
+        }
+        assert!(redlock.release(&id).await.expect("an answer"));
+        // It is asked who it is before and after, each of which takes 60 ms.
+        sleep(ms(200)).await;
+        for node in &nodes {
+            let holders = node.memory.holders(&Key::from("x"), Share::Whole).await.expect("an answer");
+            assert!(holders.is_empty(), "healed: {is_healed}, {holders:?}");
+        }
+        // The same may be taken again, and is not given back by what was late.
+        assert!(matches!(redlock.acquire(&id, &Terms::new(ms(5_000), "")).await, Ok(Acquired::Held { .. })));
+        sleep(ms(200)).await;
+        assert_eq!(redlock.extend(&[(id.clone(), ms(5_000))]).await.expect("an answer"), [true]);
     }
 }
 
