@@ -280,6 +280,10 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way the subject may be reset.
     pub async fn reset(&self, policy: &Policy, subject: impl Into<Key>) -> Result<(), Error> {
         self.gate.store().reset(policy, &subject.into()).await
     }
@@ -317,6 +321,10 @@ impl Limiter {
     ///
     /// Call it after the server has stopped: nothing is drawn ahead any more. Returns false if something had not
     /// arrived.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped half-way it is as if the deadline had passed.
     pub async fn shutdown(&self, deadline: Duration) -> bool {
         let all = async {
             let given_back = match &self.gate.shielded {

@@ -107,6 +107,48 @@ fn first_word(text: &str) -> Option<String> {
 }
 
 #[test]
+fn every_async_function_tells_what_becomes_of_it_when_it_is_dropped() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    collect(&root.join("src"), &mut files);
+    let mut silent = Vec::new();
+    for path in files {
+        let source = fs::read_to_string(&path).expect("a source");
+        silent.extend(silent_functions(&source).into_iter().map(|name| format!("{}: {name}", path.display())));
+    }
+    assert!(silent.is_empty(), "without `# Cancel safety`: {silent:#?}");
+}
+
+/// Returns the public async functions whose docs do not have the section.
+fn silent_functions(source: &str) -> Vec<&str> {
+    let mut tells = false;
+    let mut silent = Vec::new();
+    for line in source.lines().map(str::trim_start) {
+        if line.starts_with("///") {
+            tells |= line == "/// # Cancel safety";
+            continue;
+        }
+        let returns_one = line.contains("-> impl Future") || line.contains("-> BoxFuture");
+        if !tells && (line.starts_with("pub async fn ") || (line.starts_with("pub fn ") && returns_one)) {
+            silent.push(line);
+        }
+        // Attributes stand between docs and function.
+        tells &= line.starts_with("#[");
+    }
+    silent
+}
+
+#[test]
+fn a_function_that_does_not_tell_is_seen() {
+    let told = "/// # Cancel safety\n///\n/// Nothing happens.\n#[inline]\npub async fn a() {}\npub async fn b() {}\n";
+    assert_eq!(silent_functions(told), ["pub async fn b() {}"]);
+    assert_eq!(
+        silent_functions("/// Waits.\npub fn c() -> impl Future<Output = ()> {"),
+        ["pub fn c() -> impl Future<Output = ()> {"]
+    );
+}
+
+#[test]
 fn a_forbidden_name_is_seen() {
     let source = "use crate::{\n    error::Error,\n    redis::{Redis, x},\n};\nfn f() -> crate::Memory { made() } // crate::lease";
     let named: Vec<_> = modules_named(source).into_iter().collect();
