@@ -18,11 +18,13 @@ pub(crate) enum Variant {
     NoDeadline,
     /// A holder asks a clock that steps.
     WallClock,
+    /// The fences of a name are kept for ever.
+    KeepsFences,
 }
 
 impl Variant {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Right, Self::PlainDelete, Self::ExtendCreates, Self::NoDeadline, Self::WallClock];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Right, Self::PlainDelete, Self::ExtendCreates, Self::NoDeadline, Self::WallClock, Self::KeepsFences];
 
     pub(crate) fn read(name: &str) -> Self {
         Self::ALL.into_iter().find(|variant| format!("{variant:?}") == name).expect("a variant")
@@ -33,6 +35,8 @@ impl Variant {
 #[derive(Clone, Debug)]
 pub(crate) struct Broken {
     redis: Redis,
+    /// Where it does what `Redis` does not.
+    url: String,
     variant: Variant,
     /// By how many seconds the wall clock has stepped.
     steps: PathBuf,
@@ -40,8 +44,15 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    pub(crate) fn new(redis: Redis, variant: Variant, steps: PathBuf) -> Self {
-        Self { redis, variant, steps, keeper: Keeper::new() }
+    pub(crate) fn new(url: &str, variant: Variant, steps: PathBuf) -> Self {
+        let redis = Redis::open(url).expect("an address");
+        Self { redis, url: url.to_owned(), variant, steps, keeper: Keeper::new() }
+    }
+
+    async fn keep_fences(&self) -> redis::RedisResult<()> {
+        let mut connection = redis::Client::open(self.url.as_str())?.get_multiplexed_async_connection().await?;
+        let script = "for _, key in ipairs(redis.call('KEYS', '*:f:*')) do redis.call('PERSIST', key) end";
+        redis::cmd("EVAL").arg(script).arg(0).query_async(&mut connection).await
     }
 
     /// Gives a name to nobody, or to one who asks, whoever holds it.
@@ -64,7 +75,15 @@ impl Broken {
 
 impl LeaseStore for Broken {
     fn acquire(&self, id: &LeaseId, terms: &Terms) -> Reply<Acquired> {
-        self.redis.acquire(id, terms)
+        let (this, taking) = (self.clone(), self.redis.acquire(id, terms));
+        Reply::pending(async move {
+            let taken = taking.await?;
+            if this.variant == Variant::KeepsFences && matches!(taken, Acquired::Held { .. }) {
+                // Whoever is cut off at that moment does it the next time.
+                let _ = this.keep_fences().await;
+            }
+            Ok(taken)
+        })
     }
 
     fn extend(&self, leases: &[(LeaseId, Duration)]) -> Reply<Vec<bool>> {

@@ -14,7 +14,7 @@ use super::{
     broken::Variant,
     history::{Event, Fault, History},
     scenes::{Scene, signal},
-    support::{other_process, server::Server},
+    support::{keys_without_expiry, other_process, server::Server},
     worker::{ASKED, TTL, monotonic},
 };
 
@@ -73,7 +73,7 @@ pub(crate) fn run(scene: &mut dyn Scene, variant: Variant, faults: Faults, long:
         if monotonic() >= end {
             break;
         }
-        let what = faults[turn % faults.len()];
+        let mut what = faults[turn % faults.len()];
         // Whoever holds, as often as not.
         let holder = {
             let events = events.lock().expect("no panic");
@@ -105,9 +105,8 @@ pub(crate) fn run(scene: &mut dyn Scene, variant: Variant, faults: Faults, long:
                 signal(workers[at].child.id(), "CONT");
             }
             of_servers => {
-                if !scene.suffer(of_servers, long) {
-                    continue;
-                }
+                let Some(suffered) = scene.suffer(of_servers, long) else { continue };
+                what = suffered;
             }
         }
         done.push(Fault { what, worker: of_worker, from, until: monotonic() });
@@ -125,7 +124,18 @@ pub(crate) fn run(scene: &mut dyn Scene, variant: Variant, faults: Faults, long:
     done.sort_by_key(|fault: &Fault| fault.from);
     let taken: Vec<u64> =
         redis::cmd("LRANGE").arg("register").arg(0).arg(-1).query(&mut register.admin()).expect("LRANGE");
-    History { events, faults: done, register: taken, end }
+    History { events, faults: done, register: taken, left: left_on(&scene.servers()), end }
+}
+
+/// Returns what is left on servers that does not end by itself: keys, and channels to which somebody listens.
+fn left_on(servers: &[&Server]) -> Vec<String> {
+    let left = |server: &&Server| {
+        let mut channels: Vec<String> =
+            redis::cmd("PUBSUB").arg("CHANNELS").arg("*wake*").query(&mut server.admin()).expect("PUBSUB");
+        channels.append(&mut keys_without_expiry(&mut server.admin()));
+        channels
+    };
+    servers.iter().flat_map(left).collect()
 }
 
 /// Watches for times in which this machine gave its processes no time, which is no fault of a lock.

@@ -19,8 +19,8 @@ pub(crate) trait Scene {
     /// Returns what workers are told: an address, or several with commas between them.
     fn address(&self) -> String;
 
-    /// Does something to the servers, for so long; returns false if it cannot be done at present.
-    fn suffer(&mut self, what: &str, long: Duration) -> bool;
+    /// Does something to the servers, for so long; returns what it came to, or nothing if it cannot be done at present.
+    fn suffer(&mut self, what: &'static str, long: Duration) -> Option<&'static str>;
 
     /// Returns the servers that are left.
     fn servers(&self) -> Vec<&Server>;
@@ -65,7 +65,7 @@ impl Scene for One {
         self.proxy.url()
     }
 
-    fn suffer(&mut self, what: &str, long: Duration) -> bool {
+    fn suffer(&mut self, what: &'static str, long: Duration) -> Option<&'static str> {
         match what {
             "freeze" => freeze(&self.server, long),
             "scripts" => command(&self.server, "SCRIPT FLUSH"),
@@ -88,7 +88,7 @@ impl Scene for One {
             }
             network => disturb(&self.proxy, network, long),
         }
-        true
+        Some(what)
     }
 
     fn servers(&self) -> Vec<&Server> {
@@ -118,7 +118,7 @@ impl Scene for Replicated {
         self.proxy.url()
     }
 
-    fn suffer(&mut self, what: &str, long: Duration) -> bool {
+    fn suffer(&mut self, what: &'static str, long: Duration) -> Option<&'static str> {
         assert_eq!(what, "failover");
         command(&self.replica, "REPLICAOF NO ONE");
         // What is granted meanwhile is lost.
@@ -127,7 +127,7 @@ impl Scene for Replicated {
         self.master.kill();
         let next = replica_of(&self.replica);
         self.master = std::mem::replace(&mut self.replica, next);
-        true
+        Some(what)
     }
 
     fn servers(&self) -> Vec<&Server> {
@@ -141,18 +141,18 @@ impl Scene for Sentinels {
         self.url("")
     }
 
-    fn suffer(&mut self, what: &str, _: Duration) -> bool {
+    fn suffer(&mut self, what: &'static str, _: Duration) -> Option<&'static str> {
         assert_eq!(what, "failover");
         let is_master = |server: &Server| info(server, "INFO replication").contains("role:master");
         let old = is_master(&self.master);
         // They refuse while the last one is not over for them.
         let asked = redis::cmd("SENTINEL").arg("FAILOVER").arg("main").query::<()>(&mut self.sentinel());
         if asked.is_err() {
-            return false;
+            return None;
         }
         let [before, after] = if old { [&self.master, &self.replica] } else { [&self.replica, &self.master] };
         wait("replace the master", || is_master(after) && !is_master(before));
-        true
+        Some(what)
     }
 
     fn servers(&self) -> Vec<&Server> {
@@ -177,7 +177,7 @@ impl Scene for Moving {
         self.cluster.url()
     }
 
-    fn suffer(&mut self, what: &str, long: Duration) -> bool {
+    fn suffer(&mut self, what: &'static str, long: Duration) -> Option<&'static str> {
         assert_eq!(what, "move");
         let masters: Vec<&Server> = self.cluster.masters.iter().collect();
         // Where it lies is known when it has been held.
@@ -187,11 +187,11 @@ impl Scene for Moving {
                 Some((run(master, "CLUSTER KEYSLOT", &[keys.first()?]), i))
             })
         };
-        let Some((slot, from)) = self.owner.or_else(found) else { return false };
+        let (slot, from) = self.owner.or_else(found)?;
         let to = (from + 1) % masters.len();
         move_slot(slot, masters[from], masters[to], &masters, || thread::sleep(long / 4));
         self.owner = Some((slot, to));
-        true
+        Some(what)
     }
 
     fn servers(&self) -> Vec<&Server> {
@@ -217,31 +217,51 @@ impl Majority {
     }
 }
 
+impl Majority {
+    /// Empties a server; returns whether a lease stood there, and the two others do not keep one without it.
+    fn forget(&self, at: usize) -> bool {
+        let token = |server: &Server, then: &str| -> String {
+            let script = format!(
+                "local key = redis.call('KEYS', '*:l:*')[1] local value = key and redis.call('GET', key) or '' {then} \
+                 return string.sub(value, 1, 32)"
+            );
+            redis::cmd("EVAL").arg(script).arg(0).query(&mut server.admin()).expect("a token")
+        };
+        let forgotten = token(&self.servers[at], "redis.call('FLUSHALL')");
+        let others = self.servers.iter().enumerate().filter(|(i, _)| *i != at);
+        let kept: Vec<String> = others.map(|(_, server)| token(server, "")).collect();
+        let is_kept = !kept[0].is_empty() && kept[0] == kept[1];
+        !forgotten.is_empty() && !is_kept
+    }
+}
+
 impl Scene for Majority {
     fn address(&self) -> String {
         let all: Vec<String> = self.networks.iter().map(|(_, proxy)| proxy.url()).collect();
         all.join(",")
     }
 
-    fn suffer(&mut self, what: &str, long: Duration) -> bool {
+    fn suffer(&mut self, what: &'static str, long: Duration) -> Option<&'static str> {
         if monotonic() < self.whole_at {
-            return false;
+            return None;
         }
         self.turn += 1;
         let at = self.turn % self.servers.len();
         let server = &mut self.servers[at];
-        let mut heals_in = MAX_LEASE;
+        let (mut suffered, mut heals_in) = (what, MAX_LEASE);
         match what {
             "freeze one" => freeze(server, long),
             "restart one" => {
                 server.restart();
                 heals_in = COUNTS_AFTER;
             }
-            "flush one" => command(server, "FLUSHALL"),
+            "flush one" => {
+                suffered = if self.forget(at) { "flush one of two" } else { "flush one of three" };
+            }
             network => disturb(&self.networks[at].1, network.strip_suffix(" one").expect("one"), long),
         }
         self.whole_at = monotonic() + u64::try_from(heals_in.as_nanos()).expect("short");
-        true
+        Some(suffered)
     }
 
     fn servers(&self) -> Vec<&Server> {

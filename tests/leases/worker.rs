@@ -106,7 +106,7 @@ async fn store(url: &str, variant: Variant, steps: &Path) -> Arc<dyn LeaseStore>
     }
     match variant {
         Variant::Right => Arc::new(open(url)),
-        variant => Arc::new(Broken::new(open(url), variant, steps.to_owned())),
+        variant => Arc::new(Broken::new(url, variant, steps.to_owned())),
     }
 }
 
