@@ -12,7 +12,7 @@ use crate::{
     lease::{Fence, LeaseId, LeaseStore, Reply},
 };
 
-/// One of the servers of a [`Redlock`].
+/// One of the servers of a [`Redlock`](super::Redlock).
 ///
 /// `Redis` is one; to bring your own, implement this beside [`LeaseStore`].
 pub trait Node: LeaseStore {
