@@ -29,10 +29,8 @@ const MEMORY_IN_LAYER: &str = "src/layer/rate_limit/layer.rs";
 #[test]
 fn modules_name_only_what_they_stand_on() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    collect(&root.join("src"), &mut files);
     let mut wrong = Vec::new();
-    for path in files {
+    for path in sources() {
         let file = path.strip_prefix(root).expect("a file of ours").display().to_string();
         let module = file.strip_prefix("src/").expect("a source").split(['/', '.']).next().expect("a name").to_owned();
         if module == "lib" || TEST_MODULES.contains(&module.as_str()) {
@@ -53,6 +51,13 @@ fn modules_name_only_what_they_stand_on() {
 
 /// Tests that look at several modules at once.
 const TEST_MODULES: &[&str] = &["agreement"];
+
+/// Returns all files of the crate's own code.
+fn sources() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    files
+}
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
@@ -108,11 +113,8 @@ fn first_word(text: &str) -> Option<String> {
 
 #[test]
 fn every_async_function_tells_what_becomes_of_it_when_it_is_dropped() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    collect(&root.join("src"), &mut files);
     let mut silent = Vec::new();
-    for path in files {
+    for path in sources() {
         let source = fs::read_to_string(&path).expect("a source");
         silent.extend(silent_functions(&source).into_iter().map(|name| format!("{}: {name}", path.display())));
     }

@@ -1,9 +1,10 @@
+use std::time::Duration;
+
 use super::{Redlock, rounds::Round};
 use crate::{
     error::Error,
     lease::{Acquired, Fence, LeaseId, Terms},
 };
-use std::time::Duration;
 
 impl Redlock {
     /// Takes a majority, raises its greatest fences on a majority, and gives back what came to nothing.
